@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass and pass6, which count, and
-// stamp, which marks packets. The verifier refuses unsafe.
+// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass and pass6, which count,
+// stamp, which marks packets, and work, which computes answers. The verifier refuses unsafe.
 package kerbmods
 
 import (

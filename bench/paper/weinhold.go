@@ -68,6 +68,8 @@ var weinholdTimes = Table{
 			Over: "mean"},
 		{Label: "5.5 deviation of medians", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms",
 			By: 1e-3, Over: "stddev"},
+		{Label: "the client's CPUs, busy", Load: "published/120", Metric: "client_busy", Stat: "p50", Unit: "%"},
+		{Label: "the servers' CPUs, busy", Load: "published/120", Metric: "server_busy", Stat: "p50", Unit: "%"},
 	},
 	Figures: []bench.Figure{
 		{Kind: "each", Name: "5-2", X: "cars", Computed: limits(),
@@ -191,7 +193,7 @@ var weinholdClaims = []Claim{
 	{Text: "TCP needs little change", Where: "section 4.1",
 		NotMeasured: "`kerb bench responder --loads 'tcp/*'` has what was tried, and docs/limits.md why it is not in Kerb"},
 	{Text: "More clients on the same hardware need less energy", Where: "section 5.4",
-		NotMeasured: "no meter on the machines used"},
+		NotMeasured: "no meter on the machines used; `kerb bench responder --loads 'energy/*'` reads those that Linux shows"},
 }
 
 // lossComesLater is not known where the most threads that are tried get all their answers and are still too few.

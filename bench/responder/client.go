@@ -22,22 +22,38 @@ type answerTo struct {
 	Taken, Spent float64
 	// ThreadMeans are what a request took on each thread, all of its time divided by its requests, in us.
 	ThreadMeans []float64
+	busy        *busy
+
+	// Of the thread next to others (alongside.h), whose times the embedded ones are.
+	BystanderSent, BystanderAnswered uint64
+	// Of cars (cars.h), whose ages the embedded times are: answers that are not the limit, and by how many km/h.
+	Off                           uint64
+	ErrorMean, ErrorP99, ErrorMax float64
+	// Of set-points (follow.h): when the first request was sent, and by number. Times are of the monotonic clock, in ns.
+	Begin int64
+	Heard map[int]heard
 }
+
+// heard is when a number was answered first and last, and when the last request was sent that it answered, in ns of
+// the monotonic clock.
+type heard struct{ First, Last, Sent int64 }
 
 func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
 
 func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
 
-// client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate.
-func (c *contender) client(mode string, threads int, duration time.Duration, number float64) (answerTo, error) {
+// client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate. More arguments
+// are the mode's own.
+func (c *contender) client(mode string, threads int, duration time.Duration, number float64,
+	more ...string) (answerTo, error) {
 	if c.remote != nil {
 		return c.remote.ask(question{mode, c.protocol, c.port(), threads, duration.Milliseconds(), number})
 	}
 	own, _ := c.tools.cpus()
-	cmd := command(c.place.client, c.tools.Path("client"), mode, c.protocol, c.place.address.String(),
-		strconv.Itoa(c.port()), own,
-		c.tools.allCPUs(), strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10),
-		strconv.FormatFloat(number, 'f', -1, 64), strconv.Itoa(c.pid))
+	args := []string{mode, c.wire(), c.place.address.String(), strconv.Itoa(c.port()), own, c.tools.allCPUs(),
+		strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10), strconv.FormatFloat(number, 'f', -1, 64),
+		strconv.Itoa(c.pid)}
+	cmd := command(c.place.client, c.tools.Path("client"), append(args, more...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var a answerTo

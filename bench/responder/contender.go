@@ -37,16 +37,21 @@ type contender struct {
 	sockets          *ebpf.Map
 	state            *ebpf.Map // of the published program
 	pid              int       // of program while it serves
+	steps            int       // of a request for work
+	rounds           int       // of cars so far: the same ones come to all configs
 	agents           []*node.Node
 	bench.Closers
 }
 
 // labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
 func labPrefix(f family, config string) string {
-	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t"}
+	places := map[string]string{"direct": "d", "routed": "r", "direct6": "x", "routed6": "y"}
+	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t", "work": "w", "cars": "r"}
 	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k",
-		"reflector": "r", "dropped": "n", "sockmap": "s", publishedPrefix + "mixed": "p", publishedPrefix + "kernel": "q"}
-	return "kbr" + f.place[:1] + protocols[f.protocol] + configs[config]
+		"reflector": "r", "dropped": "n", "sockmap": "s", publishedPrefix + "mixed": "p", publishedPrefix + "kernel": "q",
+		"mixed-100ms": "h", "mixed-10ms": "t", "mixed-change": "c", "user-priority": "f", "kernel-limited": "l",
+		"put": "e", "feed": "d"}
+	return "kbr" + places[f.place] + protocols[f.protocol] + configs[config]
 }
 
 func (e *experiment) open(f family, config string) (*contender, error) {
@@ -66,7 +71,7 @@ func (e *experiment) open(f family, config string) (*contender, error) {
 // raise puts into the kernel what belongs there, and says which program serves.
 func (c *contender) raise() error {
 	switch c.config {
-	case "user":
+	case "user", "user-priority":
 		c.serveBy("server", "plain")
 		if c.protocol == "tcp" {
 			c.serveBy("stream", "sleep")
@@ -198,6 +203,33 @@ func (c *contender) serving(variant string, f func() error) error {
 	return errors.Join(f(), s.Stop())
 }
 
+// alongside has a further server of speed limits on the port behind c's while f runs.
+func (c *contender) alongside(variant string, f func() error) error {
+	_, cpus := c.tools.cpus()
+	args := append([]string{variant, "speed", strconv.Itoa(c.port() + 1), cpus}, c.family()...)
+	s, err := bench.StartProcess(command(c.place.server, c.tools.Path("server"), args...))
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(), s.Stop())
+}
+
+// family is the argument of servers on IPv6.
+func (c *contender) family() []string {
+	if c.place.address.Is6() {
+		return []string{"6"}
+	}
+	return nil
+}
+
+// wire is the protocol in the words of the programs in C.
+func (c *contender) wire() string {
+	if c.protocol == "work" {
+		return fmt.Sprintf("work/%d", c.steps)
+	}
+	return c.protocol
+}
+
 // start returns when the server answers.
 func (c *contender) start(variant string) (*bench.Process, error) {
 	_, cpus := c.tools.cpus()
@@ -208,6 +240,9 @@ func (c *contender) start(variant string) (*bench.Process, error) {
 	args := []string{variant, c.protocol, where, cpus}
 	if c.protocol == "tcp" {
 		args = []string{variant, where, cpus}
+	}
+	if c.program == "server" {
+		args = append(args, c.family()...)
 	}
 	cmd := command(c.place.server, c.tools.Path(c.program), args...)
 	if c.sockets != nil {

@@ -4,12 +4,14 @@ package responder
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -24,7 +26,10 @@ func (c *contender) startKerb() error {
 	}
 	c.Later(n.Close)
 	c.agents = append(c.agents, n)
-	m := node.Module("responder", "responder", "", map[string]any{"listeners": []map[string]any{c.listener()}})
+	m, err := c.module(n)
+	if err != nil {
+		return err
+	}
 	m.Spec.Attach = v1.Attach{Interfaces: []string{c.place.nic}}
 	m.Spec.Hook = "xdp"
 	if err := n.Apply(m); err != nil {
@@ -33,14 +38,32 @@ func (c *contender) startKerb() error {
 	return c.settle()
 }
 
-func (c *contender) listener() map[string]any {
-	l := map[string]any{"port": c.port(), "addresses": []string{c.place.address.String()}, "sourceRate": sourceRate}
+// module is the responder, or the benchmark's own module for work.
+func (c *contender) module(n *node.Node) (v1.Module, error) {
+	if c.protocol == "work" {
+		path, err := kerbmods.Extract("work", n.Dir)
+		return node.Module("work", path, "", map[string]any{"port": c.port()}), err
+	}
+	listeners := []map[string]any{c.listener(c.port())}
+	if c.config == "kernel-limited" {
+		listeners[0]["totalRate"] = lowRate
+		listeners = append(listeners, c.listener(c.port()+1))
+	}
+	return node.Module("responder", "responder", "", map[string]any{"listeners": listeners}), nil
+}
+
+func (c *contender) listener(port int) map[string]any {
+	l := map[string]any{"port": port, "addresses": []string{c.place.address.String()}, "sourceRate": sourceRate}
 	if c.protocol == "coap" {
 		l["app"] = "coap"
 		l["resources"] = []map[string]any{{"path": coapPath, "value": coapValue}}
 		return l
 	}
-	l["app"], l["mode"] = "speedlimit", c.config
+	mode, recompute, _ := strings.Cut(c.config, "-")
+	l["app"], l["mode"] = "speedlimit", mode
+	if mode == "mixed" && recompute != "" {
+		l["recompute"] = recompute
+	}
 	return l
 }
 

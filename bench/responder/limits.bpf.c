@@ -3,12 +3,14 @@
 
 /* What the responder is measured against in the kernel: `reflect` answers at the driver with
  * nothing but the turn of the headers, the limit; `to_socket` hands requests to an AF_XDP server;
- * `drop` ends them, which leaves the client's own cost. Those look for IPv4 without options and UDP
- * to the server's port. `pass` is the other end's. */
+ * `drop` ends them, which leaves the client's own cost. Those look for UDP to the server's port on
+ * IPv4 without options, or IPv6 without extension headers (not to_socket). `pass` is the other
+ * end's. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/ip.h>
+#include <linux/ipv6.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -43,13 +45,62 @@ static __always_inline struct frame *request(struct xdp_md *ctx)
 	return f;
 }
 
+struct frame6 {
+	struct ethhdr eth;
+	struct ipv6hdr ip;
+	struct udphdr udp;
+	__u32 message[2];
+} __attribute__((packed));
+
+static __always_inline struct frame6 *request6(struct xdp_md *ctx)
+{
+	struct frame6 *f = (void *)(long)ctx->data;
+
+	if ((void *)(f + 1) > (void *)(long)ctx->data_end ||
+	    f->eth.h_proto != bpf_htons(ETH_P_IPV6) || f->ip.nexthdr != IPPROTO_UDP ||
+	    f->udp.dest != bpf_htons(server_port))
+		return 0;
+	return f;
+}
+
+/* IPv6 asks for a UDP checksum; the sum over addresses and ports stays when they are exchanged. */
+static __always_inline int reflect6(struct xdp_md *ctx)
+{
+	struct frame6 *f = request6(ctx);
+	__u32 old[2], new[2] = { REPLY, LIMIT }, sum;
+	struct in6_addr address;
+	__u8 mac[ETH_ALEN];
+	__u16 port;
+
+	if (!f)
+		return XDP_PASS;
+	old[0] = f->message[0];
+	old[1] = f->message[1];
+	sum = bpf_csum_diff(old, sizeof(old), new, sizeof(new), (__u16)~f->udp.check);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	f->udp.check = (__u16)~sum ? (__u16)~sum : 0xffff;
+	f->message[0] = new[0];
+	f->message[1] = new[1];
+	__builtin_memcpy(mac, f->eth.h_dest, ETH_ALEN);
+	__builtin_memcpy(f->eth.h_dest, f->eth.h_source, ETH_ALEN);
+	__builtin_memcpy(f->eth.h_source, mac, ETH_ALEN);
+	__builtin_memcpy(&address, &f->ip.saddr, sizeof(address));
+	__builtin_memcpy(&f->ip.saddr, &f->ip.daddr, sizeof(address));
+	__builtin_memcpy(&f->ip.daddr, &address, sizeof(address));
+	port = f->udp.source;
+	f->udp.source = f->udp.dest;
+	f->udp.dest = port;
+	return XDP_TX;
+}
+
 SEC("xdp")
 int reflect(struct xdp_md *ctx)
 {
 	struct frame *f = request(ctx);
 
 	if (!f)
-		return XDP_PASS;
+		return reflect6(ctx);
 	__u8 mac[ETH_ALEN];
 	__u32 address = f->ip.saddr;
 	__u16 port = f->udp.source;
@@ -76,7 +127,7 @@ int to_socket(struct xdp_md *ctx)
 SEC("xdp")
 int drop(struct xdp_md *ctx)
 {
-	return request(ctx) ? XDP_DROP : XDP_PASS;
+	return request(ctx) || request6(ctx) ? XDP_DROP : XDP_PASS;
 }
 
 SEC("xdp")

@@ -5,6 +5,7 @@ package responder
 import (
 	"fmt"
 	"math"
+	"os"
 	"slices"
 	"time"
 
@@ -14,17 +15,21 @@ import (
 // lengths are how long one round measures.
 type lengths struct {
 	ask, offer, cost time.Duration
+	alongside        time.Duration // of requests next to others
+	follow           time.Duration // of set-points
+	cars             time.Duration
 	bisections       int
 	tries            int // of a rate at which a little was lost
 }
 
 func lengthsOf(quick bool) lengths {
 	if quick {
-		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3,
+		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond,
+			alongside: 100 * time.Millisecond, follow: 400 * time.Millisecond, cars: 100 * time.Millisecond, bisections: 3,
 			tries: 1}
 	}
-	return lengths{ask: 300 * time.Millisecond, offer: 100 * time.Millisecond, cost: 200 * time.Millisecond, bisections: 5,
-		tries: 2}
+	return lengths{ask: 300 * time.Millisecond, offer: 100 * time.Millisecond, cost: 200 * time.Millisecond,
+		alongside: time.Second, follow: time.Second, cars: 2 * time.Second, bisections: 5, tries: 2}
 }
 
 // What a request costs is measured at a rate that the slowest config answers with ease.
@@ -32,6 +37,8 @@ const (
 	costRate  = 40_000.0
 	costBatch = 8 // COST_BATCH of the client
 )
+
+func flowsAtCostRate(flows int) (int, float64) { return flows, costRate }
 
 // The rates between which the largest without loss is looked for.
 const (
@@ -70,7 +77,7 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 	if err != nil {
 		return nil, err
 	}
-	err = c.serving(c.sleeping(), func() (err error) { cpu, err = e.cost(c, n); return err })
+	err = c.serving(c.sleeping(), func() (err error) { cpu, err = e.cost(c, n, costRate); return err })
 	return append(samples,
 		bench.P50("lossfree_rate", "1/s", lossfree),
 		bench.P50("cpu", "us per request", cpu-e.alone)), err
@@ -95,7 +102,7 @@ func (e *experiment) measureRequests(c *contender, threads, requests int) (sampl
 			return err
 		}
 		memory, err := c.memory()
-		samples = slices.Concat(rtt(a), threadMeans(a), []bench.Sample{memory})
+		samples = slices.Concat(rtt(a), threadMeans(a), a.busy.samples(), []bench.Sample{memory})
 		return err
 	})
 	return samples, err
@@ -157,7 +164,8 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 	if e.run.Scale > 0 {
 		e.run.Keep(c.config, fmt.Sprintf("published/%d", threads), "thread_mean", "us", a.ThreadMeans)
 	}
-	return slices.Concat(rtt(a), threadMeans(a), a.Samples("rtt", "p1", "p25", "p75"), []bench.Sample{memory}), err
+	return slices.Concat(rtt(a), threadMeans(a), a.busy.samples(), a.Samples("rtt", "p1", "p25", "p75"),
+		[]bench.Sample{memory}), err
 }
 
 // ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
@@ -166,7 +174,11 @@ func (e *experiment) ask(c *contender, mode string, threads, requests int) (answ
 	if requests > 0 {
 		_, length = e.published(0)
 	}
+	before := readCPUs(os.DirFS("/"))
 	a, err := c.client(mode, threads, length, float64(requests))
+	if e.remote == nil {
+		a.busy = e.tools.busySince(before, readCPUs(os.DirFS("/")))
+	}
 	e.check(c, a)
 	if a.lost() > 0 {
 		e.run.Invalidate("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(),
@@ -272,8 +284,8 @@ func (e *experiment) offer(c *contender, flows int, rate float64) (reached float
 }
 
 // cost is what a request takes of all CPUs, in us.
-func (e *experiment) cost(c *contender, flows int) (us float64, err error) {
-	a, err := c.client("cost", flows, e.lengths.cost, costRate)
+func (e *experiment) cost(c *contender, flows int, rate float64) (us float64, err error) {
+	a, err := c.client("cost", flows, e.lengths.cost, rate)
 	e.check(c, a)
 	return a.Spent * 1e6 / float64(a.Sent), err
 }

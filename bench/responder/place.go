@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"strings"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
@@ -24,7 +25,7 @@ type place struct {
 }
 
 // openPlace builds hosts joined by one veth, whose node is the server (direct), or two with a node that routes
-// (routed).
+// (routed). The server's address is one of IPv6 in direct6 and routed6.
 func openPlace(kind, prefix string, t *tools) (*place, error) {
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
@@ -36,10 +37,11 @@ func openPlace(kind, prefix string, t *tools) (*place, error) {
 	client, err := lab.Host("client", opts)
 	if err == nil {
 		p.client = client.Namespace
-		if kind == "direct" {
-			p.joinDirectly(client)
+		way, ipv6 := strings.CutSuffix(kind, "6")
+		if way == "direct" {
+			p.joinDirectly(client, ipv6)
 		} else {
-			err = p.joinByRouter(client, opts, t)
+			err = p.joinByRouter(client, opts, t, ipv6)
 		}
 	}
 	if err != nil {
@@ -49,19 +51,25 @@ func openPlace(kind, prefix string, t *tools) (*place, error) {
 }
 
 // joinDirectly makes the node the server.
-func (p *place) joinDirectly(client *netlab.Host) {
+func (p *place) joinDirectly(client *netlab.Host, ipv6 bool) {
 	p.server, p.nic, p.address = p.lab.Node(), client.Outer(), p.lab.Gateway4()
+	if ipv6 {
+		p.address = p.lab.Gateway6()
+	}
 	p.peer, p.peerNIC = client.Namespace, client.Interface()
 }
 
 // joinByRouter has the router hand the client's packets to the server's CPU, so that no answer is made on the time of
 // who asks.
-func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *tools) error {
+func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *tools, ipv6 bool) error {
 	server, err := p.lab.Host("server", opts)
 	if err != nil {
 		return err
 	}
 	p.server, p.nic, p.address = server.Namespace, server.Interface(), server.Addr4()
+	if ipv6 {
+		p.address = server.Addr6()
+	}
 	p.peer, p.peerNIC = p.lab.Node(), server.Outer()
 	return steer(p.lab.Node(), client.Outer(), t.others)
 }

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,6 +62,13 @@ func loads() []string {
 		{"threads", []int{1, 50, 100, 150, 200, 250, mostThreads}},
 		{"offered", []int{50_000, 100_000, 200_000, 400_000, 800_000}},
 		{"tcp", []int{1, 16, 64}},
+		{"work", []int{0, 100, 1000, 10_000, 100_000}},
+		{"precision", []int{10, 100, 1000}},
+		{"setpoint", []int{1, 16, 120}},
+		{"priority", []int{1000, 100_000, 300_000}},
+		{"direct6", []int{1, 16, 64, 120}},
+		{"routed6", []int{1, 16, 64, 120}},
+		{"energy", []int{40_000}},
 	} {
 		for _, n := range f.numbers {
 			all = append(all, fmt.Sprintf("%s/%d", f.family, n))
@@ -78,20 +86,28 @@ type family struct {
 	protocol string
 	configs  []string
 	measure  func(c *contender, n int) ([]bench.Sample, error)
+	// alone is set where what a dropped request takes is measured too, with so many flows at that rate.
+	alone func(n int) (flows int, rate float64)
 }
 
 var udpConfigs = []string{"user", "user-best", "afxdp", "mixed", "kernel", "reflector"}
+
+// ipv6Configs are those that know IPv6.
+var ipv6Configs = []string{"user", "user-best", "mixed", "kernel", "reflector"}
 
 // publishedConfigs are those of the published experiments, with the published program.
 var publishedConfigs = append(slices.Clone(udpConfigs), publishedPrefix+"mixed", publishedPrefix+"kernel")
 
 func (e *experiment) family(name string) family {
-	f := family{place: "direct", protocol: "speed", configs: udpConfigs, measure: e.measureAll}
+	f := family{place: "direct", protocol: "speed", configs: udpConfigs}
 	switch name {
-	case "routed":
-		f.place = "routed"
+	case "direct", "routed":
+		f.place, f.measure, f.alone = name, e.measureAll, flowsAtCostRate
+	case "direct6", "routed6":
+		f.place, f.configs, f.measure, f.alone = name, ipv6Configs, e.measureAll, flowsAtCostRate
 	case "coap":
 		f.protocol, f.configs = "coap", []string{"user", "user-best", "afxdp", "mixed"}
+		f.measure, f.alone = e.measureAll, flowsAtCostRate
 	case "curve":
 		f.protocol, f.configs, f.measure = "curve", []string{"user", "mixed", "kernel"}, e.measureCurve
 	case "published":
@@ -104,11 +120,31 @@ func (e *experiment) family(name string) family {
 		f.measure = e.measureOffered
 	case "tcp":
 		f.protocol, f.configs, f.measure = "tcp", []string{"user", "user-best", "sockmap"}, e.measureTCP
+	case "work":
+		f.place, f.protocol, f.configs = "routed", "work", []string{"user", "user-best", "afxdp", "kernel"}
+		f.measure, f.alone = e.measureWork, func(steps int) (int, float64) { return workFlows, workRate(steps) }
+	case "precision":
+		f.protocol, f.configs, f.measure = "cars", precisionConfigs, e.measurePrecision
+	case "setpoint":
+		f.protocol, f.configs, f.measure = "coap", setPointConfigs, e.measureSetPoints
+	case "priority":
+		f.place, f.configs, f.measure = "routed", priorityConfigs, e.measurePriority
+	case "energy":
+		f.configs, f.measure = []string{"user", "mixed", "kernel", "reflector"}, e.measureEnergy
 	}
 	if e.remote != nil {
 		f.place, f.configs = "peer", remoteConfigs
 	}
 	return f
+}
+
+// prepare makes c one of a load, and returns the threads with which its variant is chosen.
+func (f family) prepare(c *contender, n int) (threads int) {
+	if f.protocol == "work" {
+		c.steps = n
+		return workThreads
+	}
+	return n
 }
 
 // experiment is one run: the compiled programs and the contenders that are up.
@@ -160,9 +196,13 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		e.run.Note("%s is left out: with --peer there are %s", load, strings.Join(remoteLoads, ", "))
 		return nil
 	}
+	if _, ok := bench.ReadEnergy(os.DirFS("/")); name == "energy" && !ok {
+		e.run.Note("%s is left out: Linux shows no counter of energy here (/sys/class/powercap)", load)
+		return nil
+	}
 	f := e.family(name)
 	var trials []bench.Trial
-	if name == "direct" || name == "routed" || name == "coap" {
+	if f.alone != nil {
 		trials = append(trials, e.aloneTrial(f, n))
 	}
 	for _, config := range f.configs {
@@ -174,7 +214,7 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		trials = append(trials, bench.Trial{Config: config,
 			Open: func() (_ io.Closer, err error) { // e closes it, after all loads
 				if c, err = e.contender(f, config); err == nil {
-					err = e.chooseVariant(c, load, n)
+					err = e.chooseVariant(c, load, f.prepare(c, n))
 				}
 				return nil, err
 			},
@@ -190,7 +230,9 @@ func (e *experiment) aloneTrial(f family, n int) bench.Trial {
 		if err != nil {
 			return nil, err
 		}
-		e.alone, err = e.cost(c, n)
+		c.steps = 0 // its requests are dropped unread
+		flows, rate := f.alone(n)
+		e.alone, err = e.cost(c, flows, rate)
 		return nil, err
 	}}
 }

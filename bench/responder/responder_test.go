@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -38,7 +39,8 @@ func newExperiment(t *testing.T) *experiment {
 	}
 	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools,
 		up: map[string]*contender{},
-		lengths: lengths{ask: 10 * time.Millisecond, offer: 10 * time.Millisecond, cost: 10 * time.Millisecond, bisections: 1,
+		lengths: lengths{ask: 10 * time.Millisecond, offer: 10 * time.Millisecond, cost: 10 * time.Millisecond,
+			alongside: 50 * time.Millisecond, follow: 100 * time.Millisecond, cars: 100 * time.Millisecond, bisections: 1,
 			tries: 1}}
 	t.Cleanup(func() {
 		if err := e.close(); err != nil {
@@ -64,13 +66,14 @@ func contend(t *testing.T, e *experiment, load, config string) *contender {
 // Every config, waiting in every way, gives every request its answer, and the right one.
 func TestAllAnswer(t *testing.T) {
 	e := newExperiment(t)
-	for _, load := range []string{"direct", "published", "routed", "coap", "tcp"} {
+	for _, load := range []string{"direct", "published", "routed", "coap", "tcp", "work", "direct6", "routed6"} {
 		for _, config := range e.family(load).configs {
 			if load == "published" && slices.Contains(udpConfigs, config) {
 				continue // the same as direct
 			}
 			t.Run(load+"/"+config, func(t *testing.T) {
 				c := contend(t, e, load, config)
+				c.steps = 1050
 				for _, variant := range append([]string{c.sleeping()}, c.variants...) {
 					err := c.serving(variant, func() error {
 						a, err := c.client("ask", 4, 0, 100)
@@ -223,17 +226,26 @@ func TestMeasures(t *testing.T) {
 	e := newExperiment(t)
 	rtt := []string{"rtt p50", "rtt p99", "rtt p99.9", "rtt stddev", "rate p50"}
 	means := []string{"thread_mean p50", "thread_mean mean", "thread_mean stddev", "thread_mean min", "thread_mean max"}
+	busy := []string{"client_busy p50", "server_busy p50"}
 	for _, tc := range []struct {
 		load string
 		n    int
 		want []string
 	}{
 		{"direct", 4, append(slices.Clone(rtt), "lossfree_rate p50", "cpu p50")},
-		{"published", 2, slices.Concat(rtt, means, []string{"rtt p1", "rtt p25", "rtt p75", "memory p50"})},
-		{"threads", 4, slices.Concat(rtt, means, []string{"memory p50"})},
+		{"published", 2, slices.Concat(rtt, means, busy, []string{"rtt p1", "rtt p25", "rtt p75", "memory p50"})},
+		{"threads", 4, slices.Concat(rtt, means, busy, []string{"memory p50"})},
 		{"until-loss", lossStep, []string{"lossfree_threads p50"}},
 		{"offered", 5000, []string{"lost p50", "answered p50"}},
-		{"tcp", 4, slices.Concat(rtt, means, []string{"memory p50", "cpu p50", "answered_at_parting p50"})},
+		{"tcp", 4, slices.Concat(rtt, means, busy, []string{"memory p50", "cpu p50", "answered_at_parting p50"})},
+		{"direct6", 4, append(slices.Clone(rtt), "lossfree_rate p50", "cpu p50")},
+		{"work", 100, slices.Concat([]string{"rtt p50", "rtt p99", "rate p50"}, means, busy, []string{"cpu p50",
+			"bystander_rtt p50", "bystander_rtt p99", "bystander_lost p50"})},
+		{"precision", 1000, []string{"off p50", "error mean", "error p99", "error max", "age mean", "age p99", "age max"}},
+		{"setpoint", 2, []string{"new_after p50", "new_after p99", "old_until p50", "old_until p99", "set p50", "set p99",
+			"stale sum", "rate p50", "set_points sum"}},
+		{"priority", 1000, []string{"high_rtt p50", "high_rtt p99", "high_lost p50", "low_sent p50", "low_answered p50"}},
+		{"energy", 1000, []string{"energy p50"}},
 	} {
 		t.Run(tc.load, func(t *testing.T) {
 			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)
@@ -316,5 +328,105 @@ func TestCommand(t *testing.T) {
 			len(c.Rounds) != bench.MinRounds {
 			t.Errorf("%s: %+v", config, c)
 		}
+	}
+}
+
+// Limits that are computed for each request are right; those of an interval are not, while cars come and go.
+func TestPrecision(t *testing.T) {
+	e := newExperiment(t)
+	for _, config := range precisionConfigs {
+		t.Run(config, func(t *testing.T) {
+			c := contend(t, e, "precision", config)
+			samples, err := e.measurePrecision(c, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			off, worst := samples[0].Value, samples[3].Value
+			if exact := config == "user" || config == "kernel"; exact != (off == 0) || exact != (worst == 0) {
+				t.Errorf("%v%% are off, by up to %v km/h: %v", off, worst, e.run.Report().Unsound)
+			}
+		})
+	}
+	if why := e.run.Report().Unsound; len(why) > 0 {
+		t.Error(why)
+	}
+}
+
+// Values that are set are answered, and no request that is sent afterwards gets the value before.
+func TestSetPoints(t *testing.T) {
+	e := newExperiment(t)
+	for _, config := range setPointConfigs {
+		t.Run(config, func(t *testing.T) {
+			samples, err := e.measureSetPoints(contend(t, e, "setpoint", config), 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range samples {
+				if s.Metric == "stale" && s.Value > 0 || s.Metric == "set_points" && s.Value == 0 {
+					t.Errorf("%+v", s)
+				}
+			}
+		})
+	}
+	if why := e.run.Report().Unsound; len(why) > 0 {
+		t.Error(why)
+	}
+}
+
+func TestSetPointSamples(t *testing.T) {
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)}
+	points := []point{{200, 0, 1000}, {201, 10_000, 12_000}, {202, 20_000, 22_000}, {203, 30_000, 32_000}}
+	a := answerTo{Begin: 5_000, Heard: map[int]heard{200: {1, 12_000, 9_000}, 201: {11_000, 25_000, 23_000},
+		202: {21_000, 22_000, 21_000}, 203: {33_000, 40_000, 39_000}}}
+	got := map[string]float64{}
+	for _, s := range e.setPointSamples(&contender{config: "put"}, a, points, true) {
+		got[s.Metric+" "+s.Stat] = s.Value
+	}
+	// 201 was answered to a request that was sent 1 us after 202 had been set.
+	for name, want := range map[string]float64{"new_after p50": 1, "new_after p99": 3, "old_until p50": 2,
+		"old_until p99": 5, "set p50": 2, "stale sum": 1, "set_points sum": 3} {
+		if got[name] != want {
+			t.Errorf("%s: %v, want %v", name, got[name], want)
+		}
+	}
+	// A number that was replaced before a request came is answered by the next one.
+	delete(a.Heard, 202)
+	if s := e.setPointSamples(&contender{config: "put"}, a, points, true); s[1].Value != 13 {
+		t.Errorf("%+v", s)
+	}
+	delete(a.Heard, 203)
+	e.setPointSamples(&contender{config: "put"}, a, points, true)
+	if why := e.run.Report().Unsound; len(why) != 1 {
+		t.Errorf("a number that was never answered: %q", why)
+	}
+}
+
+// Requests of both priorities are answered, and counted apart.
+func TestPriorities(t *testing.T) {
+	e := newExperiment(t)
+	for _, config := range priorityConfigs {
+		t.Run(config, func(t *testing.T) {
+			c := contend(t, e, "priority", config)
+			var a answerTo
+			err := c.serving(c.sleeping(), func() error {
+				return c.alongside("fifo", func() (err error) { a, err = e.offerAlongside(c, 1000, c.port()+1); return err })
+			})
+			if err != nil || a.Sent == 0 || a.lost() > 0 || a.BystanderSent == 0 || a.BystanderAnswered == 0 {
+				t.Errorf("%+v, %v", a, err)
+			}
+		})
+	}
+}
+
+func TestBusyCPUs(t *testing.T) {
+	read := func(idle0, idle1 string) map[int]cpuTime {
+		return readCPUs(fstest.MapFS{"proc/stat": {Data: []byte("cpu  9 9 9 9 9 9 9 9 0 0\n" +
+			"cpu0 10 0 10 " + idle0 + " 0 0 0 0 0 0\ncpu1 10 0 10 " + idle1 + " 5 0 0 0 0 0\nintr 1 2\n")}})
+	}
+	tools := &tools{clients: []int{0}, others: []int{1}}
+	before, after := read("100", "100"), read("150", "200")
+	after[0] = cpuTime{after[0].idle, after[0].all + 150}
+	if got := *tools.busySince(before, after); got != (busy{client: 75, server: 0}) {
+		t.Errorf("%+v", got)
 	}
 }

@@ -16,7 +16,7 @@
 
 enum { MAP_FD = 3, BATCH = 64, HEADERS = 14 + 20 + 8 };
 
-static bool coap;
+static enum protocol protocol;
 
 static uint16_t header_sum(const struct iphdr *ip)
 {
@@ -40,7 +40,7 @@ static uint32_t turn(uint8_t *frame, uint32_t n)
 	uint8_t out[MAX_MESSAGE], mac[ETH_ALEN];
 	size_t size = n < HEADERS ? 0 : ntohs(udp->len) - 8;
 
-	size = n < HEADERS || size > n - HEADERS ? 0 : answer(coap, frame + HEADERS, size, out);
+	size = n < HEADERS || size > n - HEADERS ? 0 : answer(protocol, frame + HEADERS, size, out);
 	if (!size)
 		return 0;
 	memcpy(mac, eth->h_dest, ETH_ALEN);
@@ -110,13 +110,13 @@ static void serve(bool spin)
 	}
 }
 
-/* afxdp sleep|spin speed|coap DEVICE CPUS */
+/* afxdp sleep|spin speed|coap|work DEVICE CPUS */
 int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
 	hurry();
-	coap = !strcmp(argv[2], "coap");
+	protocol = parse_protocol(argv[2]);
 	pin(parse_cpus(argv[4]).list[0]);
 	xsk_open(argv[3], MAP_FD);
 	puts("ready");

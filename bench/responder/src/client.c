@@ -2,7 +2,8 @@
 /* The client: `ask` runs threads that each send a request, wait for the answer and take the time;
  * `offer` sends at a rate, whatever comes back, and counts; `cost` offers too, but asleep between
  * batches, and has something idle on each CPU find out how much of it was taken; `strain` does that
- * while it asks; `part` ends each connection with its request. Prints one JSON object. */
+ * while it asks; `part` ends each connection with its request. Further modes are in alongside.h,
+ * cars.h and follow.h. Prints one JSON object. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -21,27 +22,44 @@ enum {
 	COST_BATCH = 8,
 	CROWD = 60,
 	MOST_LOSSES = 3,
-	GAP_NS = 250,
 	WARM_NS = 5000000
 };
 
-static bool coap, tcp, curve;
+static enum protocol protocol;
+static bool tcp, curve;
 static int server_pid;
-static struct sockaddr_in server = { .sin_family = AF_INET };
+static struct sockaddr_in6 server; /* or sockaddr_in, whose port is at the same place */
 static struct cpus own, all;
 
-static int open_socket(int flags)
+static int open_socket_to(int port, int flags)
 {
 	struct timeval wait = { .tv_sec = TIMEOUT_MS / 1000 };
+	struct sockaddr_in6 to = server;
 	int one = 1, buffer = RECEIVE_BUFFER,
-	    fd = socket(AF_INET, (tcp ? SOCK_STREAM : SOCK_DGRAM) | flags, 0);
+	    fd = socket(to.sin6_family, (tcp ? SOCK_STREAM : SOCK_DGRAM) | flags, 0);
 
+	to.sin6_port = htons(port);
 	if (fd < 0 || (tcp && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))) ||
-	    connect(fd, (void *)&server, sizeof(server)) ||
+	    connect(fd, (void *)&to, sizeof(to)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
 		die("connect");
 	return fd;
+}
+
+static int open_socket(int flags) { return open_socket_to(ntohs(server.sin6_port), flags); }
+
+/* parse_server reads an address of either family. */
+static bool parse_server(const char *address, int port)
+{
+	struct sockaddr_in *v4 = (void *)&server;
+
+	server.sin6_port = htons(port);
+	server.sin6_family = AF_INET;
+	if (inet_pton(AF_INET, address, &v4->sin_addr) == 1)
+		return true;
+	server.sin6_family = AF_INET6;
+	return inet_pton(AF_INET6, address, &server.sin6_addr) == 1;
 }
 
 static void *allocate(size_t n, size_t size)
@@ -65,96 +83,21 @@ static void print_totals(const struct totals *t)
 	       t->sent, t->answered, t->wrong, t->curved, (t->end - t->begin) / 1e9);
 }
 
-/* The idle time of the CPUs. */
-
-struct soaker {
-	pthread_t thread;
-	int cpu;
-	int64_t taken, interrupted;
-};
-
-static atomic_bool soaking = true, counting;
-
-static int64_t used(clockid_t clock)
-{
-	struct timespec t = { 0 };
-
-	clock_gettime(clock, &t);
-	return t.tv_sec * 1000000000LL + t.tv_nsec;
-}
-
-/* busy is the CPU time of this thread and of the server's process, if there is one. */
-static int64_t busy(void)
-{
-	clockid_t clock;
-
-	if (!server_pid || clock_getcpuclockid(server_pid, &clock))
-		return used(CLOCK_THREAD_CPUTIME_ID);
-	return used(CLOCK_THREAD_CPUTIME_ID) + used(clock);
-}
-
-/* soak reads the clock whenever the CPU is otherwise idle; a gap between two readings is another
- * task's time. What of the gaps is on this thread's account, too, is interrupts and what the kernel
- * did for packets after them. */
-static void *soak(void *arg)
-{
-	struct soaker *s = arg;
-	int64_t mine = 0, before = 0;
-
-	pin(s->cpu);
-	if (sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){ 0 }))
-		die("idle priority");
-	while (!atomic_load_explicit(&counting, memory_order_relaxed) &&
-	       atomic_load_explicit(&soaking, memory_order_relaxed))
-		;
-	before = used(CLOCK_THREAD_CPUTIME_ID);
-	for (int64_t last = now(); atomic_load_explicit(&counting, memory_order_relaxed);) {
-		int64_t t = now();
-
-		*(t - last > GAP_NS ? &s->taken : &mine) += t - last;
-		last = t;
-	}
-	s->interrupted = used(CLOCK_THREAD_CPUTIME_ID) - before - mine;
-	while (atomic_load_explicit(&soaking, memory_order_relaxed))
-		;
-	return NULL;
-}
-
-static struct soaker *start_soaking(void)
-{
-	struct soaker *soakers = allocate(all.n, sizeof(*soakers));
-
-	for (int i = 0; i < all.n; i++) {
-		soakers[i].cpu = all.list[i];
-		pthread_create(&soakers[i].thread, NULL, soak, &soakers[i]);
-	}
-	return soakers;
-}
-
-/* stop_soaking prints the time that others had while it counted, and of that what was interrupts or
- * was spent by the server and the client, in s of one CPU. */
-static void stop_soaking(struct soaker *soakers, int64_t spent)
-{
-	int64_t taken = 0;
-
-	atomic_store(&soaking, false);
-	for (int i = 0; i < all.n; i++) {
-		pthread_join(soakers[i].thread, NULL);
-		taken += soakers[i].taken;
-		spent += soakers[i].interrupted;
-	}
-	printf("{\"taken\":%.9f,\"spent\":%.9f,", taken / 1e9, spent / 1e9);
-}
+#include "soak.h"
 
 /* ask */
 
 struct asker {
 	pthread_t thread;
 	int cpu;
+	enum protocol protocol;
 	uint32_t number;
 	struct totals totals;
 	struct histogram times;
+	struct heard *heard; /* if following */
 };
+
+#include "follow.h"
 
 static pthread_barrier_t start;
 static int64_t deadline_ns;
@@ -187,7 +130,7 @@ static void crowd(uint32_t op)
 static int ask_once(int fd, struct asker *a, bool timed)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
-	size_t size = ask(coap, a->number++, out);
+	size_t size = ask(a->protocol, a->number++, out);
 	int64_t before = now();
 
 	if (send(fd, out, size, MSG_NOSIGNAL) < 0)
@@ -201,7 +144,8 @@ static int ask_once(int fd, struct asker *a, bool timed)
 	if (timed)
 		record(&a->times, after - before);
 	a->totals.answered += timed;
-	a->totals.wrong += !right(coap, in, n);
+	a->totals.wrong += following ? !note_number(a->heard, in, n, before, after) :
+				       !right(a->protocol, in, n);
 	if (curve) {
 		a->totals.curved += timed && curved(in, n);
 		say(fd, OUT_OF_RANGE);
@@ -219,6 +163,7 @@ static void *run_asker(void *arg)
 	pthread_barrier_wait(&start);
 	a->totals.begin = now();
 	while (losses < MOST_LOSSES && (!requests || a->totals.sent < requests) &&
+	       !atomic_load_explicit(&followed, memory_order_relaxed) &&
 	       (!deadline_ns || now() - a->totals.begin < deadline_ns)) {
 		a->totals.sent++;
 		if (ask_once(fd, a, true)) {
@@ -274,7 +219,9 @@ static void run_askers(int threads, bool strain)
 	pthread_attr_setstacksize(&attr, STACK);
 	for (int i = 0; i < threads; i++) {
 		askers[i].cpu = own.list[i % own.n];
+		askers[i].protocol = protocol;
 		askers[i].number = i << 20;
+		askers[i].heard = following ? allocate(NUMBERS, sizeof(struct heard)) : NULL;
 		if (pthread_create(&askers[i].thread, &attr, run_asker, &askers[i]))
 			die("thread");
 	}
@@ -284,6 +231,8 @@ static void run_askers(int threads, bool strain)
 		pthread_join(askers[i].thread, NULL);
 		merge(sum, &askers[i].times);
 		add(&totals, &askers[i].totals);
+		if (i && following)
+			merge_heard(askers[0].heard, askers[i].heard);
 	}
 	atomic_store(&counting, false);
 	if (curve)
@@ -291,6 +240,8 @@ static void run_askers(int threads, bool strain)
 	strain ? stop_soaking(soakers, 0) : (void)putchar('{');
 	print_times(sum);
 	print_thread_means(askers, threads);
+	if (following)
+		print_heard(askers[0].heard, totals.begin);
 	print_totals(&totals);
 }
 
@@ -314,7 +265,7 @@ static void prepare(struct offerer *o)
 		o->fds[i] = open_socket(SOCK_NONBLOCK);
 	for (int i = 0; i < BATCH; i++) {
 		o->in_iov[i] = (struct iovec){ o->in_data[i], MAX_MESSAGE };
-		o->out_iov[i] = (struct iovec){ o->out_data[i], ask(coap, 0, o->out_data[i]) };
+		o->out_iov[i] = (struct iovec){ o->out_data[i], ask(protocol, 0, o->out_data[i]) };
 		o->in[i].msg_hdr = (struct msghdr){ .msg_iov = &o->in_iov[i], .msg_iovlen = 1 };
 		o->out[i].msg_hdr = (struct msghdr){ .msg_iov = &o->out_iov[i], .msg_iovlen = 1 };
 	}
@@ -322,8 +273,8 @@ static void prepare(struct offerer *o)
 
 static void send_batch(struct offerer *o, int fd, int n)
 {
-	for (int i = 0; i < n && coap; i++)
-		ask(coap, o->number++, o->out_data[i]);
+	for (int i = 0; i < n && protocol == COAP; i++)
+		ask(protocol, o->number++, o->out_data[i]);
 	int done = sendmmsg(fd, o->out, n, 0);
 
 	o->totals.sent += done > 0 ? done : 0;
@@ -334,7 +285,7 @@ static int receive(struct offerer *o, int fd)
 	int n = recvmmsg(fd, o->in, BATCH, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < n; i++)
-		o->totals.wrong += !right(coap, o->in_data[i], o->in[i].msg_len);
+		o->totals.wrong += !right(protocol, o->in_data[i], o->in[i].msg_len);
 	o->totals.answered += n > 0 ? n : 0;
 	return n;
 }
@@ -405,9 +356,9 @@ static void sleep_until(int64_t ns)
 }
 
 /* send_asleep sends a batch on one flow after the other, and sleeps in between. */
-static void send_asleep(struct offerer *o)
+static void send_asleep(struct offerer *o, int batch)
 {
-	int64_t gap = COST_BATCH * 1e9 / o->rate;
+	int64_t gap = batch * 1e9 / o->rate;
 	int flow = 0;
 
 	prctl(PR_SET_TIMERSLACK, 1);
@@ -415,7 +366,7 @@ static void send_asleep(struct offerer *o)
 	for (int64_t due = o->totals.begin; due < o->totals.begin + deadline_ns; due += gap) {
 		sleep_until(due);
 		receive(o, o->fds[flow]);
-		send_batch(o, o->fds[flow], COST_BATCH);
+		send_batch(o, o->fds[flow], batch);
 		flow = (flow + 1) % o->flows;
 	}
 	o->totals.end = now();
@@ -432,7 +383,7 @@ static void run_cost(int flows, double rate)
 	atomic_store(&counting, true);
 	int64_t spent = busy();
 
-	send_asleep(&o);
+	send_asleep(&o, COST_BATCH);
 	spent = busy() - spent;
 	atomic_store(&counting, false);
 	drain(&o);
@@ -447,7 +398,7 @@ static void run_cost(int flows, double rate)
 static void run_parting(int connections)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
-	size_t size = ask(coap, 0, out);
+	size_t size = ask(protocol, 0, out);
 	struct totals totals = { .begin = now() };
 
 	for (; totals.sent < (uint64_t)connections; totals.sent++) {
@@ -464,28 +415,38 @@ static void run_parting(int connections)
 	print_totals(&totals);
 }
 
-/* client ask|strain|offer|cost|part speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS
- * THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE PID-OF-SERVER */
+#include "alongside.h"
+#include "cars.h"
+
+/* client ask|strain|offer|cost|part|follow|alongside|cars speed|curve|coap|work/STEPS|tcp ADDRESS
+ * PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS|SEED DURATION-MS REQUESTS-PER-THREAD|RATE
+ * PID-OF-SERVER [PORT-OF-BYSTANDER] */
 int main(int argc, char **argv)
 {
-	if (argc != 11)
+	if (argc != 11 && argc != 12)
 		return 2;
 	hurry();
-	coap = !strcmp(argv[2], "coap");
+	protocol = parse_protocol(argv[2]);
+	prepare_work(argv[2]);
 	tcp = !strcmp(argv[2], "tcp");
 	curve = !strcmp(argv[2], "curve");
-	server.sin_port = htons(atoi(argv[4]));
-	if (inet_pton(AF_INET, argv[3], &server.sin_addr) != 1)
+	if (!parse_server(argv[3], atoi(argv[4])))
 		return 2;
 	own = parse_cpus(argv[5]);
 	all = parse_cpus(argv[6]);
 	deadline_ns = atof(argv[8]) * 1e6;
 	requests = atoll(argv[9]);
 	server_pid = atoi(argv[10]);
-	if (!strcmp(argv[1], "ask") || !strcmp(argv[1], "strain"))
+	bystander_port = argc > 11 ? atoi(argv[11]) : 0;
+	following = !strcmp(argv[1], "follow");
+	if (!strcmp(argv[1], "ask") || !strcmp(argv[1], "strain") || following)
 		run_askers(atoi(argv[7]), !strcmp(argv[1], "strain"));
 	else if (!strcmp(argv[1], "part"))
 		run_parting(atoi(argv[7]));
+	else if (!strcmp(argv[1], "alongside"))
+		run_offering(atoi(argv[7]), atof(argv[9]));
+	else if (!strcmp(argv[1], "cars"))
+		run_cars(atoi(argv[7]), atof(argv[9]));
 	else if (!strcmp(argv[1], "offer"))
 		run_offerers(atoi(argv[7]), atof(argv[9]));
 	else

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto; the
- * others take and give batches with a socket and a thread per CPU, and sleep, ask the device or
- * spin until something comes. */
+/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto;
+ * `fifo` is the same with real-time priority; the others take and give batches with a socket and a
+ * thread per CPU, and sleep, ask the device or spin until something comes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
@@ -12,14 +12,15 @@
 
 enum { BATCH = 64, BUFFER = 4 << 20, BUSY_POLL_US = 50 };
 
-static bool coap;
-static int port, wait_flag;
+static enum protocol protocol;
+static int port, wait_flag, family = AF_INET;
 static bool busy_poll;
 
 static int open_socket(void)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
-	int one = 1, fd = socket(AF_INET, SOCK_DGRAM, 0);
+	/* any address; the port is at the same place as in sockaddr_in */
+	struct sockaddr_in6 at = { .sin6_family = family, .sin6_port = htons(port) };
+	int one = 1, fd = socket(family, SOCK_DGRAM, 0);
 
 	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)) ||
 	    bind(fd, (void *)&at, sizeof(at)))
@@ -31,14 +32,14 @@ static void serve_plain(void)
 {
 	int fd = open_socket();
 	uint8_t in[MAX_MESSAGE], out[MAX_MESSAGE];
-	struct sockaddr_in from;
+	struct sockaddr_in6 from;
 
 	puts("ready");
 	fflush(stdout);
 	for (;;) {
 		socklen_t size = sizeof(from);
 		ssize_t n = recvfrom(fd, in, sizeof(in), 0, (void *)&from, &size);
-		size_t reply = n < 0 ? 0 : answer(coap, in, n, out);
+		size_t reply = n < 0 ? 0 : answer(protocol, in, n, out);
 
 		if (reply)
 			sendto(fd, out, reply, 0, (void *)&from, size);
@@ -48,7 +49,7 @@ static void serve_plain(void)
 struct batch {
 	struct mmsghdr in[BATCH], out[BATCH];
 	struct iovec in_iov[BATCH], out_iov[BATCH];
-	struct sockaddr_in from[BATCH];
+	struct sockaddr_in6 from[BATCH];
 	uint8_t in_data[BATCH][MAX_MESSAGE], out_data[BATCH][MAX_MESSAGE];
 };
 
@@ -82,7 +83,8 @@ static void exchange(int fd, struct batch *b)
 	int n = recvmmsg(fd, b->in, BATCH, wait_flag, NULL);
 
 	for (int i = 0; i < n; i++) {
-		size_t size = answer(coap, b->in_data[i], b->in[i].msg_len, b->out_data[replies]);
+		size_t size = answer(protocol, b->in_data[i], b->in[i].msg_len,
+				     b->out_data[replies]);
 
 		if (!size)
 			continue;
@@ -130,20 +132,24 @@ static void serve_all(struct cpus cpus)
 	pause();
 }
 
-/* server plain|sleep|poll|spin speed|coap PORT CPUS */
+/* server plain|fifo|sleep|poll|spin speed|coap|work PORT CPUS [6] */
 int main(int argc, char **argv)
 {
-	if (argc != 5)
+	if (argc != 5 && argc != 6)
 		return 2;
+	family = argc == 6 ? AF_INET6 : AF_INET;
 	hurry();
 	struct cpus cpus = parse_cpus(argv[4]);
 
-	coap = !strcmp(argv[2], "coap");
+	protocol = parse_protocol(argv[2]);
 	port = atoi(argv[3]);
 	wait_flag = strcmp(argv[1], "spin") ? MSG_WAITFORONE : MSG_DONTWAIT;
 	busy_poll = !strcmp(argv[1], "poll");
 	pin(cpus.list[0]);
-	if (!strcmp(argv[1], "plain"))
+	if (!strcmp(argv[1], "fifo") &&
+	    sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){ 1 }))
+		die("real-time priority");
+	if (!strcmp(argv[1], "plain") || !strcmp(argv[1], "fifo"))
 		serve_plain();
 	serve_all(cpus);
 }

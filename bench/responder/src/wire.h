@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The two protocols of the experiment, as a client asks and a server answers. */
+/* The protocols of the experiment, as a client asks and a server answers. */
 #pragma once
 
 #include <arpa/inet.h>
@@ -12,6 +12,14 @@
 #include "base.h"
 
 enum { MAX_MESSAGE = 64 };
+
+/* work/N is a request for N steps of arithmetic. */
+enum protocol { SPEED, COAP, WORK };
+
+static inline enum protocol parse_protocol(const char *name)
+{
+	return !strcmp(name, "coap") ? COAP : !strncmp(name, "work", 4) ? WORK : SPEED;
+}
 
 /* The published protocol: two words in the byte order of the sender, as its programs do it. */
 enum { REPLY = 3, GET_SPEED_LIMIT = 4, OUT_OF_RANGE = 5 };
@@ -27,6 +35,8 @@ enum {
 	COAP_VERSION = 0x40,
 	COAP_ACK = 0x20,
 	COAP_GET = 0x01,
+	COAP_PUT = 0x03,
+	COAP_CHANGED = 0x44,
 	COAP_CONTENT = 0x45,
 	COAP_NOT_FOUND = 0x84,
 	COAP_CONTENT_FORMAT = 0xc0,
@@ -74,12 +84,42 @@ static inline size_t answer_speed(const void *in, size_t n, void *out)
 	return sizeof(m);
 }
 
+/* The value as text: three digits in the order of memory. A PUT replaces it. */
+static atomic_uint coap_text;
+
+static inline void set_coap_value(const void *digits)
+{
+	uint32_t text = 0;
+
+	memcpy(&text, digits, 3);
+	atomic_store_explicit(&coap_text, text, memory_order_relaxed);
+}
+
+/* put_coap takes a request of the set-point: as one for the value, with three digits behind it. */
+static inline size_t put_coap(const uint8_t *in, size_t n, size_t head, uint8_t *out)
+{
+	size_t path = sizeof(coap_path) - 1;
+
+	if (n != head + path + 4 || memcmp(in + head, coap_path, path) ||
+	    in[head + path] != COAP_MARKER)
+		return 0;
+	set_coap_value(in + head + path + 1);
+	memcpy(out, in, head);
+	out[0] |= COAP_ACK;
+	out[1] = COAP_CHANGED;
+	return head;
+}
+
 /* answer_coap knows requests without other options, and piggybacks on the ACK. */
 static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 {
 	size_t token = n < 4 ? 0 : in[0] & 0x0f, head = 4 + token, path = sizeof(coap_path) - 1;
 
-	if (n < head + 1 || (in[0] & 0xf0) != COAP_VERSION || in[1] != COAP_GET || token > 8)
+	if (n < head + 1 || (in[0] & 0xf0) != COAP_VERSION || token > 8)
+		return 0;
+	if (in[1] == COAP_PUT)
+		return put_coap(in, n, head, out);
+	if (in[1] != COAP_GET)
 		return 0;
 	memcpy(out, in, head); /* message id and token */
 	out[0] |= COAP_ACK;
@@ -90,22 +130,67 @@ static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 	out[1] = COAP_CONTENT;
 	out[head] = COAP_CONTENT_FORMAT; /* of no bytes: text/plain */
 	out[head + 1] = COAP_MARKER;
-	memcpy(out + head + 2, COAP_VALUE, sizeof(COAP_VALUE) - 1);
+	uint32_t text = atomic_load_explicit(&coap_text, memory_order_relaxed);
+
+	memcpy(out + head + 2, text ? (const void *)&text : COAP_VALUE, sizeof(COAP_VALUE) - 1);
 	return head + 2 + sizeof(COAP_VALUE) - 1;
 }
 
-static inline size_t answer(bool coap, const void *in, size_t n, void *out)
+enum { MOST_STEPS = 131072 };
+
+/* work is so many steps (xorshift), each of which needs the result of the one before, as in
+ * ../../kerbmods/work. */
+static inline uint32_t work(uint32_t steps)
 {
-	return coap ? answer_coap(in, n, out) : answer_speed(in, n, out);
+	uint64_t x = 88172645463325252ULL;
+
+	for (uint32_t i = 0; i < steps; i++) {
+		x ^= x << 13;
+		x ^= x >> 7;
+		x ^= x << 17;
+	}
+	return x;
+}
+
+/* answer_work computes the result for every request: VALUE is the number of steps. */
+static inline size_t answer_work(const void *in, size_t n, void *out)
+{
+	struct speed m;
+
+	if (n != sizeof(m))
+		return 0;
+	memcpy(&m, in, n);
+	if (m.op != GET_SPEED_LIMIT || m.value > MOST_STEPS)
+		return 0;
+	m = (struct speed){ REPLY, work(m.value) };
+	memcpy(out, &m, sizeof(m));
+	return sizeof(m);
+}
+
+static inline size_t answer(enum protocol p, const void *in, size_t n, void *out)
+{
+	return p == COAP ? answer_coap(in, n, out) :
+	       p == WORK ? answer_work(in, n, out) :
+			   answer_speed(in, n, out);
+}
+
+/* Of the client, by the name of the protocol. */
+static uint32_t work_steps, work_result;
+
+static inline void prepare_work(const char *name)
+{
+	work_steps = strchr(name, '/') ? atoi(strchr(name, '/') + 1) : 0;
+	work_result = work(work_steps);
 }
 
 /* ask writes a request, of which only CoAP carries the number. */
-static inline size_t ask(bool coap, uint32_t number, uint8_t *out)
+static inline size_t ask(enum protocol p, uint32_t number, uint8_t *out)
 {
 	size_t path = sizeof(coap_path) - 1;
 
-	if (!coap) {
-		memcpy(out, &(struct speed){ GET_SPEED_LIMIT, 0 }, sizeof(struct speed));
+	if (p != COAP) {
+		memcpy(out, &(struct speed){ GET_SPEED_LIMIT, p == WORK ? work_steps : 0 },
+		       sizeof(struct speed));
 		return sizeof(struct speed);
 	}
 	out[0] = COAP_VERSION | COAP_TOKEN;
@@ -137,6 +222,16 @@ static inline bool curved(const uint8_t *in, size_t n)
 	return right_speed(in, n) && m.value > 30 && m.value < 120;
 }
 
+static inline bool right_work(const uint8_t *in, size_t n)
+{
+	struct speed m;
+
+	if (n != sizeof(m))
+		return false;
+	memcpy(&m, in, sizeof(m));
+	return m.op == REPLY && m.value == work_result;
+}
+
 static inline bool right_coap(const uint8_t *in, size_t n)
 {
 	size_t value = sizeof(COAP_VALUE) - 1;
@@ -147,7 +242,7 @@ static inline bool right_coap(const uint8_t *in, size_t n)
 }
 
 /* right reports whether an answer is one to a request of ask. */
-static inline bool right(bool coap, const uint8_t *in, size_t n)
+static inline bool right(enum protocol p, const uint8_t *in, size_t n)
 {
-	return coap ? right_coap(in, n) : right_speed(in, n);
+	return p == COAP ? right_coap(in, n) : p == WORK ? right_work(in, n) : right_speed(in, n);
 }

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A part of the client: `alongside` offers requests at a rate, asleep between batches, and has one
+ * thread ask for the speed limit on another port, a thousand times a second, whose times count. */
+#pragma once
+
+enum { BYSTANDER_GAP_NS = 1000000, BYSTANDER_TIMEOUT_MS = 100 };
+enum { SINGLE_RATE = 40000, OFFER_BATCH = 8 }; /* batches of one below that rate */
+
+static int bystander_port; /* 0: no such thread */
+
+/* open_bystander returns a socket that a lost answer does not hold up for long. */
+static int open_bystander(void)
+{
+	struct timeval wait = { .tv_usec = BYSTANDER_TIMEOUT_MS * 1000 };
+	int fd = open_socket_to(bystander_port, 0);
+
+	if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)))
+		die("timeout");
+	return fd;
+}
+
+static void *run_bystander(void *arg)
+{
+	struct asker *a = arg;
+	int fd = open_bystander();
+
+	pin(a->cpu);
+	prctl(PR_SET_TIMERSLACK, 1);
+	ask_once(fd, a, false);
+	pthread_barrier_wait(&start);
+	a->totals.begin = now();
+	for (int64_t due = a->totals.begin; due < a->totals.begin + deadline_ns;
+	     due = (now() > due ? now() : due) + BYSTANDER_GAP_NS) {
+		sleep_until(due);
+		a->totals.sent++;
+		if (ask_once(fd, a, true)) {
+			close(fd); /* the answer may come late */
+			fd = open_bystander();
+		}
+	}
+	close(fd);
+	return NULL;
+}
+
+static void run_offering(int flows, double rate)
+{
+	struct asker *a = allocate(1, sizeof(*a));
+	struct offerer o = { .cpu = own.list[0], .flows = flows, .rate = rate };
+
+	*a = (struct asker){ .cpu = own.list[own.n - 1], .protocol = SPEED };
+	pthread_barrier_init(&start, NULL, bystander_port ? 2 : 1);
+	if (bystander_port && pthread_create(&a->thread, NULL, run_bystander, a))
+		die("thread");
+	pin(o.cpu);
+	prepare(&o);
+	pthread_barrier_wait(&start);
+	send_asleep(&o, rate < SINGLE_RATE ? 1 : OFFER_BATCH);
+	if (bystander_port)
+		pthread_join(a->thread, NULL);
+	drain(&o);
+	o.totals.wrong += a->totals.wrong;
+	putchar('{');
+	print_times(&a->times);
+	printf("\"bystanderSent\":%lu,\"bystanderAnswered\":%lu,", a->totals.sent,
+	       a->totals.answered);
+	print_totals(&o.totals);
+}
