@@ -84,6 +84,8 @@ type Module struct {
 	Undecodable string `json:"undecodable,omitempty"`
 	// TooLarge is a Module of a namespace over MaxSize, of which only the metadata is kept.
 	TooLarge bool `json:"tooLarge,omitempty"`
+	// Omitted is how many bytes of memory a Module of a namespace would take for which there is no room; 0 if it is kept.
+	Omitted int `json:"omitted,omitempty"`
 }
 
 // UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes.
@@ -99,8 +101,22 @@ func (m *Module) UnmarshalJSON(text []byte) error {
 	type fields Module
 	err := json.Unmarshal(text, (*fields)(m))
 	m.Metadata.Labels, m.Metadata.Annotations = nil, nil
+	if m.Metadata.Namespace != "" {
+		m.pack()
+	}
 	return err
 }
+
+// pack replaces the fields of spec.config by their text: decoded, lists and objects take up to 20 times as much memory.
+func (m *Module) pack() {
+	for key, value := range m.Spec.Config {
+		text, _ := json.Marshal(value) // decoded from JSON
+		m.Spec.Config[key] = json.RawMessage(text)
+	}
+}
+
+// Omit leaves only the metadata, of a Module that would take so many bytes of memory and for which there is no room.
+func (m *Module) Omit(bytes int) { *m = Module{Metadata: m.Metadata, Omitted: bytes} }
 
 // written is the size of an object without what the API server and kerb-kube-controller add to it: a status must not
 // make it too large.

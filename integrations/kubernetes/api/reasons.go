@@ -20,6 +20,7 @@ const (
 	TooLarge    = "TooLarge"
 	Invalid     = "Invalid"
 	TooMany     = "TooMany" // Modules of the namespace
+	NoRoom      = "NoRoom"  // for a Module of a namespace, in the memory of kerb-kube-node
 
 	Refused    = "Refused"    // by the agent
 	AgentError = "AgentError" // of the agent, which may accept it later
@@ -34,7 +35,7 @@ const (
 
 // NodeReasons are all of them.
 var NodeReasons = []string{RolledBack, CheckFailed, PackageUnavailable, PackageRefused, TooManyPackages, TrustUnknown,
-	NotPermitted, NotPulled, NotAllowed, Undecodable, TooLarge, Invalid, TooMany, Refused, AgentError, Starting,
+	NotPermitted, NotPulled, NotAllowed, Undecodable, TooLarge, Invalid, TooMany, NoRoom, Refused, AgentError, Starting,
 	ModuleFailed, NotReconciled, OwnCgroupsOnly}
 
 // OfNew reports whether a reason is one of reports about new versions: others may be about the version before.

@@ -114,11 +114,14 @@ func followAll(ctx context.Context, running *sync.WaitGroup, client *watch.Clien
 			}))
 	})
 	running.Go(func() {
-		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.Modules}, watch.DefaultTimes, log,
-			handler(s, ofTenants, s.tenants, func(m tenant) tenant {
-				m.Metadata = identity(m.Metadata)
-				return m
-			}))
+		h := handler(s, ofTenants, s.tenants, func(m tenant) tenant {
+			m.Metadata = identity(m.Metadata)
+			return m
+		})
+		h.Share = func() func(*tenant) string { // their labels may be large, and are in memory together
+			return func(m *tenant) string { m.Metadata = identity(m.Metadata); return "" }
+		}
+		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.Modules}, watch.DefaultTimes, log, h)
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,5 +120,13 @@ func TestListedPodsShareLabels(t *testing.T) {
 	}
 	if len(maps) != 50 {
 		t.Errorf("%d maps of labels, want 50", len(maps))
+	}
+	many := podObject(1)
+	many.Metadata.Labels = map[string]string{"a": strings.Repeat("x", maxLabelBytes)}
+	many.Metadata.Annotations = &api.Annotations{Static: strings.Repeat("x", maxLabelBytes)}
+	share(&many)
+	if is := podOf(many.Metadata); !is.tooMany || is.static != "" || many.Metadata.Labels["a"] != "" ||
+		many.Metadata.Annotations != nil {
+		t.Errorf("what is not kept of a pod stays until the list is complete: %+v", is)
 	}
 }

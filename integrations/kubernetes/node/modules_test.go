@@ -8,12 +8,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
+	lab "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 func modulesOf(namespace string) string {
@@ -105,4 +108,59 @@ func TestModulesOfNamespaces(t *testing.T) {
 	ours.await(count)
 	theirs.await(count + " " + inDefault)
 	b.Eventually("Modules are pruned", func() bool { return b.agentModules() == count+" "+pending+" "+inDefault })
+}
+
+// Those who may create Modules in one namespace do not fill the memory of kerb-kube-node. Other namespaces do not
+// notice, and the node names the namespace.
+func TestManyModules(t *testing.T) {
+	const (
+		many      = 330
+		maxMemory = 48 << 10 // KiB; without a limit it was over 256 MiB, which the chart allows
+	)
+	b := newBed(t)
+	web := map[string]string{"app": "web"}
+	b.api.Must(http.MethodPost, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": "evil"}}, nil)
+	var lists []any // as JSON half of what they take in memory at most when they are decoded
+	for range 19000 {
+		lists = append(lists, []any{})
+	}
+	var running sync.WaitGroup
+	for worker := range 8 {
+		running.Go(func() {
+			for i := worker; i < many; i += 8 {
+				m := object("Module", fmt.Sprintf("m%03d", i), web)
+				m["spec"].(map[string]any)["config"] = map[string]any{"x": lists}
+				b.api.Must(http.MethodPost, modulesOf("evil"), m, nil)
+			}
+		})
+	}
+	running.Wait()
+	b.Eventually("the node names the namespace", func() bool {
+		return slices.ContainsFunc(b.status().Status.Conditions, func(c api.Condition) bool {
+			return c.Type == "ModulesKept" && strings.Contains(c.Message, "evil")
+		})
+	})
+	b.api.Must(http.MethodPost, modulesOf("default"), object("Module", count, web), nil)
+	ours := b.podIn("default", "ours", web)
+	ours.await(names.Module("default", count))
+	theirs := b.podIn("evil", "theirs", nil)
+	b.Eventually("an Event names the limit", func() bool {
+		var all struct{ Items []struct{ Message string } }
+		b.api.Must(http.MethodGet, "/api/v1/namespaces/evil/events", nil, &all)
+		return len(all.Items) == 1 && strings.Contains(all.Items[0].Message, "its namespace has over 16 Modules")
+	})
+	if is := theirs.modules(); is != pending {
+		t.Errorf("the pod of the namespace has %s", is)
+	}
+	b.stop(syscall.SIGKILL)
+	b.start() // from its last state, with all Modules in the first list
+	b.module("all", counter("app: web"))
+	ours.await("all " + names.Module("default", count))
+	sizes, err := lab.Kibibytes(fmt.Sprintf("/proc/%d/status", b.kube.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if t.Logf("%d KiB were resident at most", sizes["VmHWM"]); sizes["VmHWM"] > maxMemory {
+		t.Errorf("%d KiB were resident, want at most %d", sizes["VmHWM"], maxMemory)
+	}
 }

@@ -109,12 +109,11 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 // followAll follows the resources that modules are placed by, each in a goroutine until ctx ends. Of namespaces and
 // pods only metadata is requested, and only pods of this node.
 func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, node string, s *state, log *slog.Logger) {
-	for plural, bit := range map[string]int{api.ClusterModules: ofClusterModules, api.Modules: ofModules} {
-		running.Go(func() {
-			watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + plural},
-				watch.DefaultTimes, log, s.moduleHandler(bit))
-		})
-	}
+	running.Go(func() {
+		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.ClusterModules},
+			watch.DefaultTimes, log, s.moduleHandler(ofClusterModules))
+	})
+	running.Go(func() { followModules(ctx, c, s, log) })
 	running.Go(func() {
 		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.PackageTrusts},
 			watch.DefaultTimes, log, s.trustHandler())

@@ -62,6 +62,9 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
+	if c := s.state.modulesKept(); c != nil {
+		out.Conditions = append(out.Conditions, *c)
+	}
 	if c := s.state.runtimeCondition(); c != nil {
 		out.Conditions = append(out.Conditions, *c)
 	}

@@ -103,11 +103,11 @@ func omitting[T any, P interface {
 	watch.Object[T]
 	Compact()
 	Omit()
-}](of func(P) usage) func() func(P) {
-	return func() func(P) {
+}](of func(P) usage) func() func(P) string {
+	return func() func(P) string {
 		used, known := map[string]usage{}, map[string]usage{} // by namespace, and of objects by UID
 		var total usage
-		return func(o P) {
+		return func(o P) string {
 			o.Compact()
 			m, next := o.Meta(), of(o)
 			own, others := used[m.Namespace].minus(known[m.UID]), total.minus(used[m.Namespace])
@@ -119,6 +119,7 @@ func omitting[T any, P interface {
 				o.Omit()
 			}
 			used[m.Namespace], total = own, others.plus(own)
+			return ""
 		}
 	}
 }

@@ -53,6 +53,8 @@ var (
 		"modules that it does not know"), true}
 	manyLabels = &hold{fmt.Errorf("it has over %d labels, or %d bytes of them: remove some", maxLabels, maxLabelBytes),
 		true}
+	manyModules = &hold{fmt.Errorf("its namespace has over %d Modules, of which only the first are read: delete some, "+
+		"and wait for up to %.0f minutes", maxKept, relistEvery.Minutes()), true}
 	noService = &hold{errors.New("it is no service of the agent: kerb-cni has to be a plugin of the node's network; see " +
 		"kerb-cni install"), true}
 	replaced = &hold{errors.New("a later sandbox of the pod has replaced it"), true}

@@ -19,6 +19,7 @@ import (
 // snapshot is the state on disk, with which a node starts whose API server is away.
 type snapshot struct {
 	Modules    []api.Module                 `json:"modules"`
+	More       map[string]bool              `json:"more,omitempty"` // namespaces with Modules beyond those that are kept
 	Namespaces map[string]map[string]string `json:"namespaces"`
 	Pods       []api.ObjectMeta             `json:"pods,omitempty"` // written by writeSnapshot
 	Images     map[string]images            `json:"images,omitempty"`
@@ -45,7 +46,7 @@ func (s *state) snapshot() (head []byte, pods map[string]pod, err error) {
 	if s.synced != ofAll {
 		return nil, nil, nil
 	}
-	out := snapshot{Namespaces: map[string]map[string]string{}, Images: s.images, Trust: s.trust}
+	out := snapshot{Namespaces: map[string]map[string]string{}, More: s.withMore(), Images: s.images, Trust: s.trust}
 	for _, m := range s.modules {
 		out.Modules = append(out.Modules, m)
 	}
@@ -98,8 +99,10 @@ func (s *state) restore(dir string) error {
 	}
 	s.update(ofAll, func() bool {
 		for _, m := range in.Modules {
-			s.modules[nodeName(m)] = m
-			s.noteImage(nodeName(m), m.Spec.Package.Image)
+			s.setModule(m)
+		}
+		for namespace := range in.More {
+			s.room.namespace(namespace).more = true
 		}
 		s.trust = in.Trust
 		maps.Copy(s.images, in.Images)

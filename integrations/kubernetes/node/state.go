@@ -82,6 +82,7 @@ type state struct {
 	clock      clock
 	mu         sync.Mutex
 	modules    map[string]api.Module // by their names on the node
+	room       moduleRoom            // that those of namespaces take
 	namespaces map[string]labels
 	pods       map[string]pod    // by UID
 	aliases    aliases           // of pods, by names of services; nil if it is to be made again
@@ -104,8 +105,9 @@ type state struct {
 
 // newState returns the state of a node.
 func newState(node string) *state {
-	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
-		trials: map[string]trial{}, checks: map[string]check{}, confirmed: map[string]uint64{}, own: map[string]int{},
+	return &state{node: node, modules: map[string]api.Module{}, room: newModuleRoom(),
+		namespaces: map[string]labels{}, pods: map[string]pod{}, trials: map[string]trial{}, checks: map[string]check{},
+		confirmed: map[string]uint64{}, own: map[string]int{},
 		images: map[string]images{}, runtime: containerRuntime{pods: map[string]sandbox{}},
 		changed: make(chan struct{}, 1), urgent: make(chan struct{}, 1)}
 }
@@ -131,9 +133,10 @@ func (s *state) update(bits int, f func() bool) {
 	}
 }
 
-// handler returns what a follower of one resource calls. set reports whether it has changed anything: most events are
-// about what is of no interest here, and a change of rules has all modules applied again before pods are admitted.
-func handler[T any](s *state, bit int, reset func(int), set func(T) bool, remove func(T)) watch.Handler[T] {
+// handler returns what a follower of one resource calls. set and remove report whether they have changed anything: most
+// events are about what is of no interest here, and a change of rules has all modules applied again before pods are
+// admitted.
+func handler[T any](s *state, bit int, reset func(int), set, remove func(T) bool) watch.Handler[T] {
 	return watch.Handler[T]{
 		Replace: func(all []T) {
 			s.update(bit, func() bool {
@@ -146,7 +149,7 @@ func handler[T any](s *state, bit int, reset func(int), set func(T) bool, remove
 			})
 		},
 		Set:    func(o T) { s.update(bit, func() bool { return set(o) }) },
-		Delete: func(o T) { s.update(bit, func() bool { remove(o); return true }) },
+		Delete: func(o T) { s.update(bit, func() bool { return remove(o) }) },
 	}
 }
 
@@ -160,34 +163,62 @@ func (s *state) ruled(namespace string) {
 
 // moduleHandler is for ClusterModules or, with ofModules, for Modules of namespaces.
 func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
+	if bit == ofModules {
+		return s.tenantHandler()
+	}
 	reset := func(int) {
-		maps.DeleteFunc(s.modules, func(_ string, m api.Module) bool {
-			if (m.Metadata.Namespace != "") != (bit == ofModules) {
-				return false
-			}
+		maps.DeleteFunc(s.modules, func(_ string, m api.Module) bool { return m.Metadata.Namespace == "" })
+	}
+	return handler(s, bit, reset, s.setModule, func(m api.Module) bool {
+		delete(s.modules, nodeName(m))
+		delete(s.images, nodeName(m))
+		return true
+	})
+}
+
+// tenantHandler is for Modules of namespaces, of which not all may be kept.
+func (s *state) tenantHandler() watch.Handler[api.Module] {
+	more := map[string]bool{}
+	h := handler(s, ofModules, nil, s.setModule, func(m api.Module) bool {
+		deleted := s.deleteModule(m)
+		if deleted {
 			s.ruled(m.Metadata.Namespace)
+		}
+		return deleted
+	})
+	h.Share = func() func(*api.Module) string { return s.boundedList(more) }
+	h.Replace = func(all []api.Module) {
+		s.update(ofModules, func() bool {
+			s.replaceModules(all, more)
+			s.synced |= ofModules
 			return true
 		})
 	}
-	return handler(s, bit, reset,
-		func(m api.Module) bool {
-			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
-				Generation: m.Metadata.Generation, Created: m.Metadata.Created}
-			m.Status = followed(m)
-			before, known := s.modules[nodeName(m)]
-			if known && reflect.DeepEqual(before, m) {
-				return false
-			}
-			s.modules[nodeName(m)] = m
-			s.noteImage(nodeName(m), m.Spec.Package.Image)
-			s.ruled(m.Metadata.Namespace)
-			return true
-		},
-		func(m api.Module) {
-			delete(s.modules, nodeName(m))
-			delete(s.images, nodeName(m))
-			s.ruled(m.Metadata.Namespace)
-		})
+	return h
+}
+
+// setModule takes the place of what is known of a module. It reports whether that has changed anything. The caller
+// holds mu.
+func (s *state) setModule(m api.Module) bool {
+	m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
+		Generation: m.Metadata.Generation, Created: m.Metadata.Created}
+	m.Status = followed(m)
+	name, changed := nodeName(m), false
+	if m.Metadata.Namespace != "" {
+		changed = s.keepModule(m)
+	} else {
+		before, known := s.modules[name]
+		changed = !known || !reflect.DeepEqual(before, m)
+		s.modules[name] = m
+	}
+	if !changed {
+		return false
+	}
+	if kept, ok := s.modules[name]; ok {
+		s.noteImage(name, kept.Spec.Package.Image)
+	}
+	s.ruled(m.Metadata.Namespace)
+	return true
 }
 
 // followed is what a node keeps of the status of a module: nothing that changes when nodes are counted.
@@ -219,24 +250,40 @@ func (s *state) namespaceHandler() watch.Handler[api.Object] {
 	}
 	return handler(s, ofNamespaces, reset,
 		func(o api.Object) bool { return set(s.namespaces, o.Metadata.Name, labelsOf(o.Metadata.Labels)) },
-		func(o api.Object) {
+		func(o api.Object) bool {
 			delete(s.namespaces, o.Metadata.Name)
 			delete(s.own, o.Metadata.Name)
 			delete(s.confirmed, o.Metadata.Name)
+			return true
 		})
 }
 
+// overLimit are labels in place of those that are too many.
+var overLimit = func() map[string]string {
+	out := map[string]string{}
+	for i := range maxLabels + 1 {
+		out[strconv.Itoa(i)] = ""
+	}
+	return out
+}()
+
 // sharing has objects with equal labels share a map of them: those of thousands of pods are in memory together until
-// their list is complete.
-func sharing() func(*api.Object) {
+// their list is complete. What is not kept of them goes at once.
+func sharing() func(*api.Object) string {
 	known := map[labels]map[string]string{}
-	return func(o *api.Object) {
+	return func(o *api.Object) string {
+		o.Metadata.Annotations = staticOnly(o.Metadata.Annotations)
+		if tooMany(o.Metadata.Labels) {
+			o.Metadata.Labels = overLimit
+			return ""
+		}
 		of := labelsOf(o.Metadata.Labels)
 		if same, ok := known[of]; ok {
 			o.Metadata.Labels = same
-			return
+		} else {
+			known[of] = o.Metadata.Labels
 		}
-		known[of] = o.Metadata.Labels
+		return ""
 	}
 }
 
@@ -253,7 +300,11 @@ func (s *state) podHandler() watch.Handler[api.Object] {
 			}
 			return set(s.pods, o.Metadata.UID, p)
 		},
-		func(o api.Object) { delete(s.pods, o.Metadata.UID); s.aliases = nil })
+		func(o api.Object) bool {
+			delete(s.pods, o.Metadata.UID)
+			s.aliases = nil
+			return true
+		})
 	h.Share = sharing
 	return h
 }
@@ -265,10 +316,21 @@ func podOf(m api.ObjectMeta) pod {
 	}
 	p.labels = labelsOf(m.Labels)
 	p.version, _ = strconv.ParseUint(m.ResourceVersion, 10, 64) // 0: versions of this server are no numbers
-	if m.Annotations != nil {
-		p.static = m.Annotations.Static
+	if of := staticOnly(m.Annotations); of != nil {
+		p.static = of.Static
 	}
 	return p
+}
+
+// maxUID is how long the UID of a static pod may be: the authors of pods can write any text there.
+const maxUID = 64
+
+// staticOnly returns the annotation of a static pod's mirror alone.
+func staticOnly(of *api.Annotations) *api.Annotations {
+	if of == nil || of.Static == "" || len(of.Static) > maxUID {
+		return nil
+	}
+	return &api.Annotations{Static: of.Static}
 }
 
 // set reports whether the value is another one.
@@ -282,11 +344,12 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 type view struct {
 	version    int
 	rules      int
-	shared     int          // rules when what concerns all namespaces has changed last
-	known      bool         // there is something to act on: a complete list of everything, or the snapshot
-	complete   bool         // all lists have come since this start: what is not there was deleted
-	modules    []api.Module // as this node is to run them
-	updated    []api.Module // ClusterModules whose rollout gives this node the new version, as the API server has them
+	shared     int             // rules when what concerns all namespaces has changed last
+	known      bool            // there is something to act on: a complete list of everything, or the snapshot
+	complete   bool            // all lists have come since this start: what is not there was deleted
+	modules    []api.Module    // as this node is to run them
+	more       map[string]bool // namespaces with Modules beyond those that are kept
+	updated    []api.Module    // ClusterModules whose rollout gives this node the new version, as the API server has them
 	namespaces map[string]labels
 	images     map[string]bool // packages in registries that the node is to have
 	kept       map[string]bool // those that it keeps besides, if it has them
@@ -299,11 +362,10 @@ func (s *state) view() view {
 	v := view{version: s.version, rules: s.rules, shared: s.shared, complete: s.synced == ofAll,
 		namespaces: maps.Clone(s.namespaces), trust: s.trust}
 	v.known = v.complete || s.restored
-	// ClusterModules come first. A namespace's Modules are in the order of their creation: whatever name a new one has, it
-	// takes the place of no other.
+	v.more = s.withMore()
+	// ClusterModules come first.
 	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int {
-		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace),
-			strings.Compare(a.Metadata.Created, b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
+		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace), createdBefore(a.Metadata, b.Metadata))
 	})
 	if v.complete {
 		maps.DeleteFunc(s.images, func(name string, _ images) bool { _, there := s.modules[name]; return !there })

@@ -304,7 +304,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	admitted, sandboxes := map[string]bool{}, map[string]string{} // by UID; as the runtime reports them, by service
+	admitted, sandboxes := make(map[string]bool, len(pods.aliases)/2), map[string]string{} // by UID; by service
 	change := batch{apply: func(all []v1.Service) error { return s.change(ctx, all, starts) }}
 	var gone []ref
 	var unconfirmed []podService
@@ -374,8 +374,11 @@ func vanished(s v1.Service) bool {
 }
 
 // bars returns the hold of a pod that a module would select which the agent has refused: the pod keeps dropping
-// everything. A selector that cannot be understood may select any pod.
+// everything. A selector that cannot be understood may select any pod, and so may a Module that is not kept.
 func (s *syncer) bars(v view, p podService) *hold {
+	if v.more[p.namespace] {
+		return manyModules
+	}
 	if err := s.without(s.barred, v, p); err != nil {
 		return &hold{err, true}
 	}

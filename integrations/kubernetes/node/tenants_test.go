@@ -85,7 +85,7 @@ func TestModulesHoldTheirNamespace(t *testing.T) {
 			m.Metadata.Generation = 2
 			modules.Set(m)
 		},
-		"deleted": func() { modules.Delete(moduleOf("evil", "a")) },
+		"deleted": func() { modules.Delete(moduleOf("evil", "c")) },
 		"listed":  func() { modules.Replace([]api.Module{moduleOf("evil", "b")}) },
 	} {
 		modules.Replace([]api.Module{moduleOf("evil", "c")})

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -30,6 +31,10 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 	if m.TooLarge {
 		return out, api.TooLarge, fmt.Errorf("the object has over %d bytes: shorten spec.config, write several Modules, or "+
 			"use a ClusterModule", api.MaxSize)
+	}
+	if m.Omitted > 0 {
+		return out, api.NoRoom, fmt.Errorf("the node has no room for the Module (%s): delete Modules, shorten spec.config, "+
+			"or use a ClusterModule", roomOfModules)
 	}
 	var err error
 	switch {
@@ -82,10 +87,14 @@ func confine(out *v1.Module, m api.Module) error {
 	return nil
 }
 
-// setIn returns the path of the first object in a config, as decoded from JSON, that has a field set or services; empty
-// if there is none. Field names are compared as encoding/json does: without case.
+// setIn returns the path of the first object in a config, decoded from JSON or as text, that has a field set or
+// services; empty if there is none. Field names are compared as encoding/json does: without case.
 func setIn(path string, config any) string {
 	switch c := config.(type) {
+	case json.RawMessage:
+		var decoded any
+		_ = json.Unmarshal(c, &decoded) // it was decoded before
+		return setIn(path, decoded)
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(c)) {
 			if strings.EqualFold(key, "set") || strings.EqualFold(key, "services") {

@@ -112,6 +112,9 @@ func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
 // memory of all nodes. Of one that is not wanted, a port remains.
 func (s *Service) Compact() {
 	s.Metadata.Labels = only(s.Metadata.Labels, labelProxy)
+	if a := s.Metadata.Annotations; a != nil && a.Proxy != Off {
+		s.Metadata.Annotations = nil
+	}
 	if s.Spec.Ports = firstPorts(s.Spec.Ports); !s.Wanted() {
 		s.Spec.Ports = slices.Clone(s.Spec.Ports[:min(1, len(s.Spec.Ports))])
 	}

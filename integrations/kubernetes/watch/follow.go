@@ -47,13 +47,14 @@ type Handler[T any] struct {
 	Set     func(T)   // one is new or has changed
 	Delete  func(T)   // one is gone
 	// Share is called when a list begins, and what it returns with each object of the list, until Replace: what many
-	// objects have in common need not be in memory for each. It may be nil.
-	Share func() func(*T)
+	// objects have in common need not be in memory for each. If that returns a UID, the list continues without that
+	// object, which is this one or an earlier one. It may be nil.
+	Share func() func(*T) (drop string)
 }
 
-func (h Handler[T]) share() func(*T) {
+func (h Handler[T]) share() func(*T) string {
 	if h.Share == nil {
-		return func(*T) {}
+		return func(*T) string { return "" }
 	}
 	return h.Share()
 }
@@ -176,11 +177,18 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 		}
 		version, more, err := readPage(body, func(item json.RawMessage) error {
 			object, ok, err := f.decode(item)
-			if ok {
-				share(&object)
-				all = append(all, object)
+			if !ok {
+				return err
 			}
-			return err
+			drop := share(&object)
+			all = append(all, object)
+			for i := len(all) - 1; drop != "" && i >= 0; i-- { // it is one of the last
+				if P(&all[i]).Meta().UID == drop {
+					all = slices.Delete(all, i, i+1)
+					break
+				}
+			}
+			return nil
 		})
 		body.Close()
 		if err != nil {
@@ -232,8 +240,9 @@ func readItems(d *json.Decoder, each func(json.RawMessage) error) error {
 	if start, err := d.Token(); err != nil || start == nil { // null: none
 		return err
 	}
+	var item json.RawMessage
 	for d.More() {
-		var item json.RawMessage
+		item = item[:0] // each has decoded it
 		if err := d.Decode(&item); err != nil {
 			return err
 		}
@@ -316,8 +325,11 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 	defer body.Close()
 	// until all initial events are there; then empty, as a watch lasts for an hour
 	listed := listing[T]{map[string]T{}, f.handler.share()}
+	var e event // its text of one object is the room for that of the next
 	for decoder := json.NewDecoder(body); ; {
-		var e event
+		if e.Type, e.Object = "", e.Object[:0]; cap(e.Object) > maxEventRoom {
+			e.Object = nil
+		}
 		if err := decoder.Decode(&e); err != nil {
 			if errors.Is(err, io.EOF) {
 				return f.ended(initial)
@@ -335,10 +347,13 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 	}
 }
 
+// maxEventRoom is how many bytes of room for texts a watch keeps while it waits.
+const maxEventRoom = 16 << 10
+
 // listing is the objects of a list so far, by UID.
 type listing[T any] struct {
 	objects map[string]T
-	share   func(*T)
+	share   func(*T) string
 }
 
 func (f *follower[T, P]) ended(initial bool) error {
@@ -364,6 +379,7 @@ func (f *follower[T, P]) take(e event, initial bool, listed listing[T]) (end boo
 				return false, nil
 			}
 			all := slices.AppendSeq(make([]T, 0, len(listed.objects)), maps.Values(listed.objects))
+			clear(listed.objects) // not in memory twice while the handler works
 			f.replace(all, m.Metadata.ResourceVersion)
 			return true, nil
 		}
@@ -384,8 +400,11 @@ func (f *follower[T, P]) take(e event, initial bool, listed listing[T]) (end boo
 	case e.Type == "DELETED":
 		delete(listed.objects, meta.UID)
 	default:
-		listed.share(&object)
+		drop := listed.share(&object)
 		listed.objects[meta.UID] = object
+		if drop != "" {
+			delete(listed.objects, drop)
+		}
 	}
 	return false, nil
 }

@@ -173,21 +173,28 @@ func TestInitialEvents(t *testing.T) {
 	}
 }
 
-// What objects have in common is shared while they are listed, by initial events or pages, and not in later events.
+// What objects have in common is shared while they are listed, by initial events or pages, and not in later events. A
+// list continues without objects that are dropped, the one at hand or an earlier one.
 func TestListedObjectsAreShared(t *testing.T) {
+	drops := map[string]string{"5": "5", "6": "1"}
 	for name, script := range map[string][]func(http.ResponseWriter, *http.Request){
-		"initial events": {stays(line("ADDED", "a", "1", 3), line("ADDED", "b", "2", 4), endOfList(7),
-			line("ADDED", "d", "4", 8))},
+		"initial events": {stays(line("ADDED", "z", "1", 3), line("ADDED", "y", "5", 3), line("ADDED", "a", "6", 3),
+			line("ADDED", "b", "2", 4), endOfList(7), line("ADDED", "d", "4", 8))},
 		"pages": {refuses(http.StatusUnprocessableEntity), sends(`{"metadata":{"resourceVersion":"7"},"items":[` +
-			`{"metadata":{"name":"a","uid":"1","resourceVersion":"3"}},` +
+			`{"metadata":{"name":"z","uid":"1","resourceVersion":"3"}},` +
+			`{"metadata":{"name":"y","uid":"5","resourceVersion":"3"}},` +
+			`{"metadata":{"name":"a","uid":"6","resourceVersion":"3"}},` +
 			`{"metadata":{"name":"b","uid":"2","resourceVersion":"4"}}]}`), stays(line("ADDED", "d", "4", 8))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, lists := &mirror{}, 0
 			h := m.handler()
-			h.Share = func() func(*api.Object) {
+			h.Share = func() func(*api.Object) string {
 				lists++
-				return func(o *api.Object) { o.Metadata.Name += fmt.Sprint("-shared-", lists) }
+				return func(o *api.Object) string {
+					o.Metadata.Name += fmt.Sprint("-shared-", lists)
+					return drops[o.Metadata.UID]
+				}
 			}
 			followDouble(t, &double{script: script}, h)
 			m.await(t, "a-shared-1 b-shared-1 d")

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// listModules has a state list Modules as a follower does. It returns what was in memory at most, as weigh counts it.
+func listModules(s *state, all []api.Module) (most int) {
+	h, listed := s.moduleHandler(ofModules), map[string]api.Module{}
+	share, now := h.Share(), 0
+	for _, m := range all {
+		drop := share(&m)
+		listed[m.Metadata.UID] = m
+		now += weigh(&m)
+		if gone, ok := listed[drop]; ok {
+			now -= weigh(&gone)
+			delete(listed, drop)
+		}
+		most = max(most, now)
+	}
+	var kept []api.Module
+	for _, m := range listed {
+		kept = append(kept, m)
+	}
+	h.Replace(kept)
+	return most
+}
+
+// sized is a Module created at a time, with a config of a size.
+func sized(namespace string, n, created, size int) api.Module {
+	m := moduleOf(namespace, fmt.Sprintf("m%03d", n))
+	m.Metadata.UID, m.Metadata.Created = fmt.Sprint(namespace, n), fmt.Sprintf("%05d", created)
+	m.Spec.Config = map[string]any{"x": json.RawMessage(`"` + strings.Repeat("x", size) + `"`)}
+	return m
+}
+
+func message(c *api.Condition) string {
+	if c == nil {
+		return ""
+	}
+	return c.Reason + " " + c.Message
+}
+
+// Of the Modules of a namespace the first are kept, whatever their names, and no namespace takes more than its part of
+// the memory, also while they are listed. What is left out is named, and holds new pods of that namespace alone.
+func TestRoomOfModules(t *testing.T) {
+	s := tenants()
+	var all []api.Module
+	for i := range 330 {
+		all = append(all, sized("evil", i, 1000-i, 58<<10))
+	}
+	all = append(all, sized("shop", 0, 5000, 58<<10))
+	check := func(what string, of *namespaceRoom, kept int, more bool) {
+		t.Helper()
+		names := slices.Clone(of.names)
+		slices.Sort(names)
+		if len(names) != kept || of.bytes > maxOfNamespace || of.more != more {
+			t.Errorf("%s: %d Modules of %d bytes are kept, more: %t", what, len(names), of.bytes, of.more)
+		}
+		for i := 0; more && i < api.MaxModules; i++ {
+			if !slices.Contains(names, nodeName(all[329-i])) {
+				t.Errorf("%s: number %d by creation is not kept", what, i)
+			}
+		}
+	}
+	if most := listModules(s, all); most > 2*maxOfNamespace {
+		t.Errorf("%d bytes are in memory while they are listed", most)
+	}
+	check("listed", s.room.of["evil"], maxKept, true)
+	check("another namespace", s.room.of["shop"], 1, false)
+	for i := range 330 {
+		s.moduleHandler(ofModules).Set(all[i])
+	}
+	check("changed", s.room.of["evil"], maxKept, true)
+	if text := message(s.modulesKept()); !strings.HasPrefix(text, "NoRoom 1 namespace ") ||
+		!strings.Contains(text, ": evil; delete some") {
+		t.Error(text)
+	}
+	y, v := &syncer{state: s}, s.view()
+	theirs, ours := podIn(t, s, v.rules, "evil", "u2"), podIn(t, s, v.rules, "shop", "u1")
+	if y.bars(v, theirs) != manyModules || y.bars(v, ours) != nil {
+		t.Error("pods are held by a namespace other than theirs, or not by theirs")
+	}
+	dir := t.TempDir()
+	if err := s.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	next := newState("n1")
+	if err := next.restore(dir); err != nil || len(next.modules) != maxKept+1 || !next.view().more["evil"] ||
+		next.room.total != s.room.total {
+		t.Errorf("%d Modules are restored, %+v: %v", len(next.modules), next.room, err)
+	}
+	if s.modulesStarved() {
+		t.Error("they are to be listed again although none was deleted")
+	}
+	s.moduleHandler(ofModules).Delete(all[0]) // one that is not kept
+	if !s.modulesStarved() {
+		t.Error("they are not to be listed again")
+	}
+	all = append(all[320:330:330], all[330])
+	listModules(s, all)
+	check("fewer", s.room.of["evil"], 10, false)
+	if text := message(s.modulesKept()); text != "" || s.view().more["evil"] {
+		t.Error(text)
+	}
+}
+
+// All namespaces together do not fill the memory. Each has its first Modules, and none is left out for a later one,
+// unless it grows.
+func TestRoomOfAllModules(t *testing.T) {
+	s := tenants()
+	fill := func(prefix string) (all []api.Module) {
+		for i := range 40 {
+			for n := range api.MaxModules {
+				all = append(all, sized(fmt.Sprintf("%s%02d", prefix, i), n, n, 60<<10))
+			}
+		}
+		return all
+	}
+	all := fill("t")
+	if most := listModules(s, all); most > 2*maxOfModules+maxOfModules/8 {
+		t.Errorf("%d bytes are in memory while they are listed", most)
+	}
+	kept := func() (all []string) {
+		for name, m := range s.modules {
+			if m.Omitted == 0 {
+				all = append(all, name)
+			}
+		}
+		return all
+	}
+	before := kept()
+	for i := range 40 {
+		if first := sized(fmt.Sprintf("t%02d", i), 0, 0, 0); !slices.Contains(before, nodeName(first)) {
+			t.Errorf("the first Module of namespace %d is not kept", i)
+		}
+	}
+	if s.room.total > maxOfModules+maxOfModules/16 || len(s.modules) != len(all) || len(before) < maxOfModules/(64<<10) {
+		t.Errorf("%d of %d Modules are kept, %d bytes", len(before), len(s.modules), s.room.total)
+	}
+	if text := message(s.modulesKept()); !strings.Contains(text, "Modules without room (1 MiB in a namespace, 16 MiB in "+
+		"all): t") {
+		t.Error(text)
+	}
+	more := append(fill("a"), all...)
+	listModules(s, more)
+	for _, name := range before {
+		if s.modules[name].Omitted != 0 {
+			t.Fatalf("%s is left out for later ones", s.modules[name].Metadata.Name)
+		}
+	}
+	if s.room.total > maxOfModules+maxOfModules/16 || s.modulesStarved() {
+		t.Errorf("%d bytes are kept, or they are to be listed again", s.room.total)
+	}
+	last := s.modules[before[0]]
+	grown := sized(last.Metadata.Namespace, 0, 0, 63<<10)
+	grown.Metadata = last.Metadata
+	s.moduleHandler(ofModules).Set(grown)
+	is := s.modules[before[0]]
+	if _, reason, err := translate(is, nil); is.Omitted == 0 || reason != api.NoRoom || err == nil {
+		t.Errorf("one that has grown is kept: %v", err)
+	}
+	for _, m := range all[:300] {
+		s.moduleHandler(ofModules).Delete(m)
+	}
+	if !s.modulesStarved() {
+		t.Error("there is room, and they are not to be listed again")
+	}
+}
+
+// Configs of Modules of namespaces are kept as text, which is what the agent gets and what is checked: decoded, they
+// may take 20 times as much.
+func TestConfigsAsText(t *testing.T) {
+	var m api.Module
+	text := `{"metadata":{"namespace":"shop","name":"fw"},"spec":{"package":{"name":"firewall"},"config":{"rules":[` +
+		`{"action":"allow","remote":{"set":"all"}}],"defaultPolicy":{"egress":"deny"}}}}`
+	if err := json.Unmarshal([]byte(text), &m); err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range m.Spec.Config {
+		if _, ok := value.(json.RawMessage); !ok {
+			t.Errorf("%s is a %T", key, value)
+		}
+	}
+	if _, _, err := translate(m, nil); err == nil || !strings.HasPrefix(err.Error(), "spec.config.rules[0].remote: ") {
+		t.Errorf("a set of the node may be used: %v", err)
+	}
+	delete(m.Spec.Config, "rules")
+	of, _, err := translate(m, nil)
+	out, _ := json.Marshal(of.Spec.Config)
+	if err != nil || string(out) != `{"defaultPolicy":{"egress":"deny"}}` {
+		t.Errorf("%s, %v", out, err)
+	}
+}
