@@ -25,7 +25,8 @@ func TestOpenQuestions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := string(text)
-	for name, write := range map[string]func(kept) string{"energy": kept.energy} {
+	for name, write := range map[string]func(kept) string{"priority": kept.priority,
+		"energy": kept.energy} {
 		var r bench.Report
 		section := ""
 		err := bench.ReadJSON("../../docs/figures/responder-"+name+".json.gz", &r)
@@ -223,12 +224,13 @@ func (k kept) setPoints() string {
 }
 
 func (k kept) priority() string {
-	out := tableHead("low, 1/s", "answered by", "high, p50 / p99, us", "high, lost, %", "low, answered, 1/s")
+	out := tableHead("low, 1/s", "answered by", "high, p50 / p99, us", "high, lost, %", "low, sent, 1/s",
+		"low, answered, 1/s")
 	for _, load := range k.loadsOf("priority") {
 		for _, config := range priorityConfigs {
 			v := func(metric, stat string) string { return k.values([]string{config}, load, metric, stat) }
 			out += tableRow(numberOf(load), "`"+config+"`", v("high_rtt", "p50")+" / "+v("high_rtt", "p99"),
-				v("high_lost", "p50"), v("low_answered", "p50"))
+				v("high_lost", "p50"), v("low_sent", "p50"), v("low_answered", "p50"))
 		}
 	}
 	return out
