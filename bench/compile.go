@@ -53,6 +53,11 @@ func Compile(ctx context.Context, prepare func(dir string) error, files fs.FS, s
 // Path is the program of the source src/NAME.c.
 func (p Programs) Path(name string) string { return Program(p.Dir, "src/"+name+".c") }
 
+// Add compiles one more source of those that Compile has copied, with further flags of the compiler.
+func (p Programs) Add(ctx context.Context, source string, flags ...string) error {
+	return compileC(ctx, p.Dir, Program(p.Dir, source), []string{source}, append(flags, "-march=native")...)
+}
+
 // Close removes the directory.
 func (p Programs) Close() error { return tempdir.Remove(p.Dir) }
 

@@ -45,6 +45,7 @@ type controller struct {
 	experiment
 
 	floods []float64 // packets/s of the flood in each round that has one
+	noDPDK error     // why boxes with DPDK cannot be measured
 }
 
 // box is a way in which the controller receives and answers.
@@ -59,6 +60,8 @@ var boxes = []box{
 	{"packet-mmap", "plain", "box", "packet-mmap", 1},
 	{"afxdp", "xsk", "box", "afxdp", 1},
 	{"io_uring", "plain", "box", "io_uring", 1},
+	{"dpdk", "dpdk", "dpdk", "net_af_xdp", 1},
+	{"dpdk-packet", "dpdk", "dpdk", "net_af_packet", 1},
 	{"ring", "ring", "classes", "sendto", 3},
 	{"ring-reply", "ring", "classes", "reply", 3},
 	{"kernel", "law", "classes", "kernel", 2},
@@ -141,6 +144,9 @@ func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close()) }()
+	if c.wantsDPDK() {
+		c.noDPDK = c.tools.compileDPDK(ctx)
+	}
 	r.Expected = time.Duration(len(r.Loads())*r.Rounds*(len(boxes)+1)) * (c.duration() + 300*time.Millisecond)
 	for _, name := range r.Loads() {
 		if err := c.runLoad(ctx, name); err != nil {
@@ -153,9 +159,13 @@ func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
 
 func (c *controller) notes() {
 	c.noteFloods()
-	c.run.Note("dpdk is left out: its drivers for veth (net_af_packet, net_af_xdp) are packet-mmap and afxdp with a CPU " +
-		"that polls; those for NICs take the NIC away from Linux. To measure one, bind a second NIC to vfio-pci (Debian: " +
-		"dpdk), and send to it from another machine")
+	if c.wantsDPDK() && c.noDPDK == nil {
+		c.run.Note("dpdk and dpdk-packet are DPDK's drivers of interfaces that stay Linux's (net_af_xdp and net_af_packet, " +
+			"without huge pages), which poll: cpu is that from the first message to the last. The thread has nice -20 and " +
+			"slices of 100 us: as SCHED_FIFO, on a CPU that Linux uses, too, it would have to wait for up to 50 ms of every " +
+			"second. DPDK's documents ask for a CPU that is isolated at boot. Instructions leave by the driver. A driver that " +
+			"takes a NIC away from Linux is not measured: bind a second NIC to vfio-pci, and send to it from another machine")
+	}
 	c.run.Note("kmod is left out: the kernel module has one ring for a port, and no classes by payload. One class: " +
 		"make -C kmod, insmod kmod/kerb_intercept.ko, kerb bench intercept --contenders kmod,ringbuf")
 	c.run.Note("to_program and to_sender begin when the client has made the message; an instruction holds the message; " +
@@ -188,8 +198,10 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 			continue
 		}
 		p, err := c.place(b.hook)
-		if errors.Is(err, bench.ErrLeftOut) {
-			c.run.Note("%s is left out: %v", b.name, err)
+		if err == nil {
+			err = c.possible(b)
+		}
+		if c.run.LeftOut(b.name, err) {
 			continue
 		}
 		if err != nil {
@@ -292,8 +304,11 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 // exchange runs box, clients and flood. The CPU time of the program includes that of agent and control planes.
 func (c *controller) exchange(ctx context.Context, b box, p *place, name string) (client, program ends, err error) {
 	where := p.nic
-	if b.program == "classes" {
+	switch b.program {
+	case "classes":
 		where = p.socket
+	case "dpdk":
+		where = dpdkOptions(b.way, p.nic, c.tools.Dir)
 	}
 	files, err := p.files()
 	if err != nil {

@@ -20,9 +20,16 @@ func TestControllers(t *testing.T) {
 		t.Skip("the emulated machines are too slow for the rates")
 	}
 	c := &controller{experiment: *newExperiment(t, controllerSources...)}
+	c.noDPDK = c.tools.compileDPDK(t.Context())
+	if c.noDPDK != nil && exec.Command("pkg-config", "--exists", "libdpdk").Run() == nil {
+		t.Error(c.noDPDK)
+	}
 	for _, b := range boxes {
 		t.Run(b.name, func(t *testing.T) {
 			p, err := c.place(b.hook)
+			if err == nil {
+				err = c.possible(b)
+			}
 			if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, bench.ErrLeftOut) {
 				t.Skip(err)
 			}

@@ -54,7 +54,7 @@ func (p *place) raise() error {
 		return p.startController("steal", nil)
 	case "law": // in the kernel
 		return p.startController("answer", map[string]any{"app": "echo", "sourceRate": 0})
-	case "plain":
+	case "plain", "dpdk": // whose driver attaches a program of its own
 		return nil
 	case "kmod":
 		return p.openKmod()

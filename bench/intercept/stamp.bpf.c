@@ -6,15 +6,7 @@
  * `to_socket`, which hands the packet to an AF_XDP socket, or `to_array`, the original's way, a
  * copy in an array that user space polls. Without one the stack continues. IPv4 without options,
  * and UDP without checksum, to the server's port. */
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/udp.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#include "src/message.h"
+#include "frame.h"
 
 const volatile __u16 server_port;
 
@@ -42,29 +34,11 @@ struct {
 
 __u64 last; /* number of the last slot's packet; packets come in on one CPU */
 
-struct frame {
-	struct ethhdr eth;
-	struct iphdr ip;
-	struct udphdr udp;
-	struct message message;
-} __attribute__((packed));
-
-static __always_inline struct frame *ours(struct xdp_md *ctx)
-{
-	struct frame *f = (void *)(long)ctx->data;
-
-	if ((void *)(f + 1) > (void *)(long)ctx->data_end ||
-	    f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 || f->ip.version != 4 ||
-	    f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
-		return 0;
-	return f;
-}
-
 SEC("xdp")
 int front(struct xdp_md *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct frame *f = ours(ctx);
+	struct frame *f = frame_to(ctx, server_port);
 
 	if (f)
 		f->message.arrived = now;
@@ -75,7 +49,7 @@ int front(struct xdp_md *ctx)
 SEC("xdp")
 int to_socket(struct xdp_md *ctx)
 {
-	if (!ours(ctx))
+	if (!frame_to(ctx, server_port))
 		return XDP_PASS;
 	return bpf_redirect_map(&sockets, 0, XDP_DROP);
 }
@@ -83,7 +57,7 @@ int to_socket(struct xdp_md *ctx)
 SEC("xdp")
 int to_array(struct xdp_md *ctx)
 {
-	if (!ours(ctx))
+	if (!frame_to(ctx, server_port))
 		return XDP_PASS;
 	__u64 number = last + 1;
 	__u32 key = number % ARRAY_SLOTS;

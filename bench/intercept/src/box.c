@@ -3,7 +3,6 @@
  * with a mapped ring, AF_XDP, io_uring. Instructions leave by sendto. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
-#include <errno.h>
 #include <linux/filter.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
@@ -11,13 +10,13 @@
 #include <poll.h>
 
 #include "controller.h"
+#include "udp.h"
 #include "xsk.h"
 
 enum {
 	MAP_FD = 3,
 	HEADERS = 14 + 20 + 8,
 	LONGEST = 2048,
-	BUFFER = 32 << 20,
 	BUSY_POLL_US = 50,
 	BLOCK = 1 << 20,
 	BLOCKS = 16,
@@ -26,36 +25,6 @@ enum {
 
 static const char *device;
 static int port, deaf;
-
-static int udp(int at_port)
-{
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(at_port) };
-	int s = socket(AF_INET, SOCK_DGRAM, 0), buffer = BUFFER, bound = -1;
-
-	/* the kernel closes the sockets of an io_uring some time after its process has ended */
-	for (int tries = 0; s >= 0 && tries < 500; tries++) {
-		bound = bind(s, (void *)&at, sizeof(at));
-		if (!bound || errno != EADDRINUSE)
-			break;
-		poll(NULL, 0, 10);
-	}
-	if (s < 0 || bound ||
-	    setsockopt(s, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
-		die("listen");
-	return s;
-}
-
-/* udp_deaf sends only. */
-static int udp_deaf(int at_port)
-{
-	struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
-	struct sock_fprog filter = { 1, &none };
-	int s = udp(at_port);
-
-	if (setsockopt(s, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)))
-		die("filter");
-	return s;
-}
 
 static void instruct(int s, const struct message *m, const struct sockaddr_in *to)
 {

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// dpdkSource is compiled where pkg-config knows the library, apart from the other sources, which need none.
+const dpdkSource = "src/dpdk.c"
+
+// dpdkParts are the parts of DPDK that the program takes, as archives: what any program has, by version, and the
+// drivers of interfaces that stay Linux's. With the shared library it would load the drivers of all NICs when it
+// starts.
+var dpdkParts = []string{"eal", "kvargs", "telemetry", "log", "argparse", "ethdev", "meter", "net", "mbuf", "mempool",
+	"ring", "rcu", "bus_vdev", "mempool_ring", "net_af_packet", "net_af_xdp"}
+
+// dpdkNeeds are the shared libraries that these parts need.
+var dpdkNeeds = []string{"-lbpf", "-lxdp", "-lelf", "-lz", "-lnuma", "-lbsd", "-ldl"}
+
+// compileDPDK makes the program in the directory of the others. Where DPDK is not installed, or cannot be linked, the
+// error is one of LeftOut.
+func (t *tools) compileDPDK(ctx context.Context) error {
+	if os.Getenv(bench.ProgramCacheEnv) != "" {
+		return fmt.Errorf("%w: programs of %s are for machines without DPDK", bench.ErrLeftOut, bench.ProgramCacheEnv)
+	}
+	out, err := exec.CommandContext(ctx, "pkg-config", "--static", "--cflags", "--libs", "libdpdk").Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		err = errors.New(strings.TrimSpace(string(exit.Stderr)))
+	}
+	if err != nil {
+		return fmt.Errorf("%w: `scripts/setup bench` installs DPDK (Debian: libdpdk-dev): %w", bench.ErrLeftOut, err)
+	}
+	if err := t.Add(ctx, dpdkSource, dpdkFlags(strings.Fields(string(out)))...); err != nil {
+		return fmt.Errorf("%w: %w", bench.ErrLeftOut, err)
+	}
+	return nil
+}
+
+// dpdkFlags picks what the program needs from what pkg-config has for all of DPDK.
+func dpdkFlags(all []string) (flags []string) {
+	var archives, needs []string
+	for i, f := range all {
+		name, isArchive := strings.CutPrefix(f, "-l:librte_")
+		switch {
+		case isArchive && slices.Contains(dpdkParts, strings.TrimSuffix(name, ".a")):
+			archives = append(archives, f)
+		case slices.Contains(dpdkNeeds, f) && !slices.Contains(needs, f):
+			needs = append(needs, f)
+		case f == "-include" && i+1 < len(all):
+			flags = append(flags, f, all[i+1])
+		case strings.HasPrefix(f, "-I"), strings.HasPrefix(f, "-L"), strings.HasPrefix(f, "-D"):
+			flags = append(flags, f)
+		}
+	}
+	flags = append(append(flags, "-Wl,--whole-archive"), archives...)
+	return append(append(flags, "-Wl,--no-whole-archive"), needs...)
+}
+
+func (c *controller) wantsDPDK() bool {
+	return slices.ContainsFunc(boxes, func(b box) bool { return b.program == "dpdk" && c.run.Wants(b.name) })
+}
+
+// possible reports why a box cannot be measured.
+func (c *controller) possible(b box) error {
+	if b.program == "dpdk" {
+		return c.noDPDK
+	}
+	return nil
+}
+
+// dpdkOptions are those of a driver. That of AF_XDP has a program of ours, which leaves other packets to Linux, and
+// does not enter the kernel to receive.
+func dpdkOptions(driver, nic, dir string) string {
+	if driver == "net_af_xdp" {
+		return fmt.Sprintf("iface=%s,busy_budget=0,xdp_prog=%s", nic, filepath.Join(dir, "dpdk.bpf.o"))
+	}
+	return "iface=" + nic + ",framecnt=8192"
+}
