@@ -18,6 +18,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -30,26 +31,63 @@ var meshWorkloads = []workload{
 	{"mqtt-qos1", firstPort + 4, false, mqttBroker, whole(mqtt(1))},
 }
 
-// whole adds what the workload takes of CPUs and memory with all programs of the lab.
+// whole adds what the workload takes of CPUs and memory with all programs of the lab, and the segments that TCP sends.
 func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
 	*serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		u := s.usage()
 		before, err := u.CPU()
-		if err != nil {
+		sent, wrong := s.segments()
+		if err = errors.Join(err, wrong); err != nil {
 			return nil, err
 		}
 		memory := watchMemory(u)
 		samples, err := measure(ctx, s)
 		after, wrong := u.CPU()
+		all, lost := s.segments()
 		bytes, failed := memory()
 		tables, refused := u.Tables()
 		samples = slices.DeleteFunc(samples, func(sample bench.Sample) bool {
 			return strings.HasPrefix(sample.Metric, "cpu_") // of a part
 		})
 		return append(samples, bench.P50("cpu", "s", (after-before).Seconds()),
-			bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20))), errors.Join(err, wrong, failed, refused)
+				bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20)), bench.P50("segments", "count", float64(all-sent))),
+			errors.Join(err, wrong, failed, refused, lost)
 	}
+}
+
+// segments are those that both pods have sent so far, with acknowledgements.
+func (c *contender) segments() (sum uint64, err error) {
+	for _, h := range []*netlab.Host{c.place.client, c.place.server} {
+		wrong := h.Do(func() error {
+			n, err := sentSegments()
+			sum += n
+			return err
+		})
+		err = errors.Join(err, wrong)
+	}
+	return sum, err
+}
+
+// sentSegments is of the thread's namespace: a line has names, the next one the values.
+func sentSegments() (uint64, error) {
+	const file, name = "/proc/thread-self/net/snmp", "OutSegs"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	at := -1
+	for line := range strings.Lines(string(text)) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) == 0 || f[0] != "Tcp:":
+		case at < 0:
+			at = slices.Index(f, name)
+		case at < len(f):
+			return strconv.ParseUint(f[at], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("%s has no %s of TCP", file, name)
 }
 
 // usage is of all programs of the contender, with its agent.
