@@ -78,8 +78,7 @@ func (e *experiment) noteMesh() {
 	e.run.Note("not a cluster: two namespaces and one that routes between them, which translates the service's "+
 		"address (nftables as kube-proxy writes it; cilium-like: BPF); %s; cilium-like is bpf_redirect_peer without "+
 		"Cilium's connection tracking and policy; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient())
-	e.run.Note("Istio ambient is left out: ztunnel needs Istio's control plane or a configuration made by hand, and " +
-		"multiplexes connections in HTTP/2 with mutual TLS (HBONE)")
+	e.run.Note("Istio ambient is left out: there is no path through ztunnel (docs/limits.md)")
 	e.run.Note("kerb allows %v, which the module does not include by itself", e.allow())
 	e.run.Note("cpu and memory (PSS, its maximum of samples every %v) are of all programs: client, server, proxies, and "+
 		"with kerb the agent and its maps; the kernel's memory for sockets is left out", memoryPeriod)
