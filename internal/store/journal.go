@@ -100,8 +100,33 @@ func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
 		ref := resource.RefOf(o)
 		r.Changes = append(r.Changes, stored{ref.Kind, ref.Name, data})
 	}
-	text, err := json.Marshal(r)
-	return r, append(make([]byte, recordHead), text...), err
+	text, err := r.appendTo(make([]byte, recordHead))
+	return r, text, err
+}
+
+// appendTo appends the record as JSON. What is stored of a resource is JSON already: json.Marshal would read all of it
+// again.
+func (r record) appendTo(out []byte) ([]byte, error) {
+	head, err := json.Marshal(record{Base: r.Base, Nonce: r.Nonce, Changes: []stored{}})
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, bytes.TrimSuffix(head, []byte("]}"))...)
+	for i, c := range r.Changes {
+		data := c.Data
+		c.Data = nil
+		one, err := json.Marshal(c)
+		if err != nil {
+			return nil, err
+		}
+		if i > 0 {
+			out = append(out, ',')
+		}
+		if out = append(out, one...); data != nil {
+			out = append(append(append(out[:len(out)-1], `,"data":`...), data...), '}')
+		}
+	}
+	return append(out, "]}"...), nil
 }
 
 // append adds a change, unless the journal cannot have it: then the file is to be written. After an error the journal

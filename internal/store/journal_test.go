@@ -4,6 +4,7 @@ package store
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -93,6 +94,22 @@ func TestOneSyncForEachChange(t *testing.T) {
 	}
 	s = mustOpen(t, path)
 	checkStored(t, "closed", s, want)
+}
+
+// A record is what json.Marshal makes of it.
+func TestRecordIsJSON(t *testing.T) {
+	odd := []stored{{"Module", `a "b" <c>`, json.RawMessage(`{"x":"\\u003c"}`)}, {Kind: "Service", Name: "gone"},
+		{"Set", "s", json.RawMessage("null")}}
+	for n := range len(odd) + 1 {
+		r := record{Base: []byte{1, 2}, Nonce: "n", Changes: append([]stored{}, odd[:n]...)}
+		want, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := r.appendTo([]byte("head")); err != nil || string(got) != "head"+string(want) {
+			t.Errorf("%s (%v), want %s", got, err, want)
+		}
+	}
 }
 
 // Whatever is changed, in whichever way, is there after a kill, and after an orderly end, and nothing else.
