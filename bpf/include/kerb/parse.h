@@ -83,18 +83,15 @@ union kerb_l2 {
 	__u64 all;
 };
 
-/* Result of the stages behind it. */
-union kerb_l3 {
-	struct {
-		__u32 left; /* bytes of the datagram from off on */
-		__u8 proto; /* of the header at off */
-		__u8 flags;
-		__u16 off : 9; /* up to KERB_MAX_HDRS */
-		__u16 family : 3;
-		__u16 outcome : 4;
-	};
-	__u64 all;
-};
+/* Result of the stages behind it, a number with these fields: bytes of the datagram from off on (32
+ * bits), protocol of the header at off, flags, off (9 bits: up to KERB_MAX_HDRS), family, outcome.
+ * No struct: the compiler writes its fields one by one, in code that the verifier walks once for
+ * each outcome. */
+#define KERB_L3_PROTO	32
+#define KERB_L3_FLAGS	40
+#define KERB_L3_OFF	48
+#define KERB_L3_FAMILY	57
+#define KERB_L3_OUTCOME 60
 
 /* What changes while a stage walks along the headers. It lives in registers. */
 struct kerb_walk {
@@ -105,12 +102,34 @@ struct kerb_walk {
 	__u8 flags;
 };
 
+static __always_inline __u64 kerb_l3_of(const struct kerb_walk *w, __u64 family)
+{
+	return w->left | (__u64)w->proto << KERB_L3_PROTO | (__u64)w->flags << KERB_L3_FLAGS |
+	       w->off << KERB_L3_OFF | family << KERB_L3_FAMILY;
+}
+
+static __always_inline __u64 kerb_l3_off(__u64 l3)
+{
+	return l3 >> KERB_L3_OFF & KERB_MAX_HDRS;
+}
+
 static __always_inline struct kerb_walk kerb_walk_from(kerb_ctx *ctx, __u64 off)
 {
 	void *data = (void *)kerb_ctx_field(ctx, data),
 	     *end = (void *)kerb_ctx_field(ctx, data_end);
 
 	return (struct kerb_walk){.data = data, .end = end, .off = off};
+}
+
+/* Continues behind a stage. */
+static __always_inline struct kerb_walk kerb_walk_on(kerb_ctx *ctx, __u64 l3)
+{
+	struct kerb_walk w = kerb_walk_from(ctx, kerb_l3_off(l3));
+
+	w.left = l3;
+	w.proto = l3 >> KERB_L3_PROTO;
+	w.flags = l3 >> KERB_L3_FLAGS;
+	return w;
 }
 
 static __always_inline int kerb_walk_lacks(const struct kerb_walk *w, __u64 len)
@@ -213,25 +232,21 @@ static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
 /* Bounds the transport header. */
 KERB_PARSE_STAGE __u64 kerb_stage_l4(kerb_ctx *ctx, __u64 l3)
 {
-	union kerb_l3 out = {.all = l3};
-	struct kerb_walk w = kerb_walk_from(ctx, out.off);
-	__u32 ip6 = out.family == 6;
+	struct kerb_walk w = kerb_walk_on(ctx, l3);
+	__u32 ip6 = (l3 >> KERB_L3_FAMILY & 7) == 6;
+	__u64 outcome = KERB_PARSE_OK;
 
-	w.left = out.left;
-	w.flags = out.flags;
-	if (out.flags & KERB_F_FRAG_LATER)
-		return out.all;
-	if (out.proto == IPPROTO_TCP)
-		out.outcome = kerb_parse_tcp(&w);
-	else if (out.proto == IPPROTO_UDP)
-		out.outcome = kerb_parse_udp(&w, ip6);
-	else if (out.proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
-		return out.all;
+	if (w.flags & KERB_F_FRAG_LATER)
+		return l3;
+	if (w.proto == IPPROTO_TCP)
+		outcome = kerb_parse_tcp(&w);
+	else if (w.proto == IPPROTO_UDP)
+		outcome = kerb_parse_udp(&w, ip6);
+	else if (w.proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
+		return l3;
 	else if (w.left < KERB_ICMP_LEN || kerb_walk_lacks(&w, KERB_ICMP_LEN))
-		out.outcome = KERB_PARSE_SHORT_L4;
-	if (!out.outcome)
-		out.flags |= KERB_F_L4;
-	return out.all;
+		outcome = KERB_PARSE_SHORT_L4;
+	return l3 | (outcome ? outcome << KERB_L3_OUTCOME : (__u64)KERB_F_L4 << KERB_L3_FLAGS);
 }
 
 static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
@@ -310,41 +325,36 @@ static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 
 /* In the flags between stages: an extension header comes next. */
 #define KERB_F_MORE_EXT (1 << 7)
+#define KERB_L3_MORE	((__u64)KERB_F_MORE_EXT << KERB_L3_FLAGS)
 
 /* Steps over the extension header at off. The verifier would follow this code once for each of
  * KERB_MAX_EXT headers if it were in the loop itself. */
 KERB_PARSE_STAGE __u64 kerb_stage_ext(kerb_ctx *ctx, __u64 l3)
 {
-	union kerb_l3 out = {.all = l3};
-	struct kerb_walk w = kerb_walk_from(ctx, out.off);
+	struct kerb_walk w = kerb_walk_on(ctx, l3 &= ~KERB_L3_MORE);
+	__u64 outcome = kerb_parse_ext(&w);
 
-	w.left = out.left;
-	w.proto = out.proto;
-	w.flags = out.flags & ~KERB_F_MORE_EXT;
-	out.outcome = kerb_parse_ext(&w);
-	if (!out.outcome && !(w.flags & KERB_F_FRAG_LATER) && kerb_is_ext(w.proto))
+	if (outcome)
+		return l3 | outcome << KERB_L3_OUTCOME;
+	if (!(w.flags & KERB_F_FRAG_LATER) && kerb_is_ext(w.proto))
 		w.flags |= KERB_F_MORE_EXT;
-	out.left = w.left;
-	out.proto = w.proto;
-	out.flags = w.flags;
-	out.off = w.off;
-	return out.all;
+	return kerb_l3_of(&w, 6);
 }
 
 /* Follows the extension headers. */
 static __always_inline __u64 kerb_parse_exts(kerb_ctx *ctx, __u64 l3)
 {
-	union kerb_l3 out = {.all = l3};
+	int left = KERB_MAX_EXT;
 
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < KERB_MAX_EXT; i++) {
-		out.all = kerb_stage_ext(ctx, out.all);
-		if (!(out.flags & KERB_F_MORE_EXT))
-			return out.all;
-	}
-	out.flags &= ~KERB_F_MORE_EXT;
-	out.outcome = KERB_PARSE_EXT_DEPTH;
-	return out.all;
+	do
+		l3 = kerb_stage_ext(ctx, l3);
+	while (l3 & KERB_L3_MORE && --left);
+	/* else the compiler keeps why the loop has ended, which the verifier follows each time */
+	kerb_opaque(l3);
+	if (l3 & KERB_L3_MORE)
+		l3 = (l3 ^ KERB_L3_MORE) | (__u64)KERB_PARSE_EXT_DEPTH << KERB_L3_OUTCOME;
+	return l3;
 }
 
 static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
@@ -372,28 +382,29 @@ static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
 KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 {
 	union kerb_l2 in = {.all = l2};
-	union kerb_l3 out = {.off = in.off, .outcome = in.outcome};
-	struct kerb_walk w = kerb_walk_from(ctx, out.off);
-	int rc = KERB_PARSE_NOT_IP;
+	struct kerb_walk w = kerb_walk_from(ctx, in.off & KERB_MAX_HDRS);
+	__u64 l3 = w.off << KERB_L3_OFF, outcome = in.outcome, family = 4;
 
-	if (in.outcome)
-		return out.all;
+	if (outcome)
+		return l3 | outcome << KERB_L3_OUTCOME;
 	w.left = len - (__u32)w.off;
-	if (in.eth_type == ETH_P_IP)
-		rc = kerb_parse_ip4(&w);
-	else if (in.eth_type == ETH_P_IPV6)
-		rc = kerb_parse_ip6(&w);
-	out.outcome = rc;
-	if (rc)
-		return out.all;
-	out.family = in.eth_type == ETH_P_IP ? 4 : 6;
-	out.proto = w.proto;
-	out.flags = w.flags;
-	out.off = w.off;
-	out.left = w.left;
-	if (out.family == 6 && kerb_is_ext(out.proto))
-		out.all = kerb_parse_exts(ctx, out.all);
-	return out.outcome ? out.all : kerb_stage_l4(ctx, out.all);
+	if (in.eth_type == ETH_P_IP) {
+		outcome = kerb_parse_ip4(&w);
+	} else if (in.eth_type == ETH_P_IPV6) {
+		outcome = kerb_parse_ip6(&w);
+		family = 6;
+	} else {
+		outcome = KERB_PARSE_NOT_IP;
+	}
+	if (outcome)
+		return l3 | outcome << KERB_L3_OUTCOME;
+	l3 = kerb_l3_of(&w, family);
+	if (family == 6 && kerb_is_ext(w.proto)) {
+		l3 = kerb_parse_exts(ctx, l3);
+		if (l3 >> KERB_L3_OUTCOME)
+			return l3;
+	}
+	return kerb_stage_l4(ctx, l3);
 }
 
 /* Parses any packet. data, data_end and len are set by the caller, and vlan to the tag that the
@@ -401,21 +412,25 @@ KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 {
 	union kerb_l2 l2 = {.all = kerb_stage_l2(pkt->ctx, tags)};
-	union kerb_l3 l3 = {.all = kerb_stage_l3(pkt->ctx, l2.all, pkt->len)};
+	__u64 l3 = kerb_stage_l3(pkt->ctx, l2.all, pkt->len), outcome = l3 >> KERB_L3_OUTCOME;
 
 	pkt->l3 = l2.off & KERB_MAX_HDRS;
-	pkt->l4 = l3.off;
+	pkt->l4 = kerb_l3_off(l3);
 	pkt->eth_type = l2.eth_type;
 	pkt->vlan |= l2.vlan;
-	kerb_set_kind(pkt, l3.family, l3.proto, l3.flags, l3.outcome);
-	pkt->l4_len = l3.left;
-	return l3.outcome;
+	kerb_set_kind(pkt, l3 >> KERB_L3_FAMILY & 7, l3 >> KERB_L3_PROTO, l3 >> KERB_L3_FLAGS,
+		      outcome);
+	pkt->l4_len = l3;
+	return outcome;
 }
 
+/* By one branch: behind comparisons, the verifier knows the outcome, and walks what follows once
+ * for each of them. */
 static __always_inline int kerb_is_short(int outcome)
 {
-	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 ||
-	       outcome == KERB_PARSE_SHORT_L4;
+	return (1 << KERB_PARSE_SHORT_L2 | 1 << KERB_PARSE_SHORT_L3 | 1 << KERB_PARSE_SHORT_L4) >>
+		       outcome &
+	       1;
 }
 
 #if !defined(KERB_HOOK_XDP)
