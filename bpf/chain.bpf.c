@@ -145,24 +145,33 @@ struct kerb_drop_key {
 	__u32 reason;
 };
 
+/* Packets that a module has dropped on one CPU. All are in one value, one CPU behind the other: a
+ * per-CPU map with an element for each reason takes the kernel many times as long to create. */
+struct kerb_drop_counts {
+	__u64 packets[KERB_DROP_REASONS];
+};
+
 /* Counts in the module's own maps: all by reason, and by interface as far as there is room. The key
  * is written as one word: the verifier takes a slot of the stack that is written by halves for one
  * that was read before, and then keeps states of the modules apart that differ in nothing but what
  * is left there: four times as many for the firewall. */
-static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifindex, __u32 reason)
+static __always_inline void count_drop(struct kerb_drop_counts *drops, void *by_ifindex,
+				       __u32 ifindex, __u32 reason)
 {
 	union {
 		struct kerb_drop_key key;
 		__u64 word;
 	} u;
-	__u64 one = 1, *n;
+	__u64 one = 1, *n, cpu = ((__u64 (*)(void))BPF_FUNC_get_smp_processor_id)();
 
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
 	u.word = (__u64)reason << 32 | ifindex;
 #else
 	u.word = (__u64)ifindex << 32 | reason;
 #endif
-	count(drops, reason);
+	kerb_bound(reason, KERB_DROP_REASONS - 1);
+	if (cpu < kerb_cpus)
+		drops[cpu].packets[reason] += 1;
 	n = bpf_map_lookup_elem(by_ifindex, &u);
 	if (n)
 		*n += 1;
@@ -174,7 +183,8 @@ static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifin
 /* Turns a module's verdict into the hook's action, and counts drops. What is no verdict drops the
  * packet: the entry calls this for modules that fail closed. */
 SEC("kerb/verdict")
-int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
+int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, struct kerb_drop_counts *drops, __u32 call,
+		 void *by_ifindex)
 {
 	if (verdict == KERB_REPLY) {
 		count_exit(call, KERB_EXIT_REPLY);
@@ -198,7 +208,8 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 
 /* Counts what is no verdict of a module that fails open. The packet continues. */
 SEC("kerb/bad_verdict")
-int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex, __u32 call)
+int kerb_bad_verdict(const struct kerb_pkt *pkt, struct kerb_drop_counts *drops, void *by_ifindex,
+		     __u32 call)
 {
 	count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
 	kerb_drop_keep(pkt->ctx, call, KERB_DROP_BAD_VERDICT | KERB_DROP_PASSED);

@@ -259,6 +259,7 @@ func TestCountsOfAllCPUs(t *testing.T) {
 	all, none := uint64(len(cpus)*packets), Count{}
 	dropped := Count{all, all * uint64(len(frame))}
 	wantCounts(t, l, counts(dropped, none, none, none), counts(none, dropped, none, none))
+	wantDrops(t, l.Maps["dropper"], all, all)
 }
 
 // What a chain has counted in a per-CPU map, as agents did before, is kept.

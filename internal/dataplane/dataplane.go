@@ -256,8 +256,11 @@ func (d *Dataplane) Detach(p chain.Point) error { return d.detach(p) }
 
 // Maps opens the maps of a map set, for its control plane. The caller closes them.
 func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
-	g, err := openMapSet(d.layout, Module{Name: name, ID: id})
+	g, err := d.openComplete(Module{Name: name, ID: id})
 	if err != nil {
+		if g != nil {
+			g.Close()
+		}
 		return nil, err
 	}
 	out := g.sdkMaps()

@@ -17,19 +17,25 @@ import (
 // The counters that every map set has alongside the module's own maps are retiredMap and those of drops: of all
 // packets, and by interface.
 const (
-	dropsMap        = "kerb_drops"
+	dropsMap        = "kerb_drop_count"
 	ifindexDropsMap = "kerb_if_drops"
 )
+
+// formerDropsMap is where chains of older agents count all drops: in a per-CPU array.
+const formerDropsMap = "kerb_drops"
 
 // ifindexDropsEntries is how many pairs of interface and reason a module counts at most. An interface takes one for
 // each of the reasons that its packets are dropped for, and there are 64 reasons.
 const ifindexDropsEntries = 1024
 
+// dropCounts is struct kerb_drop_counts: packets by reason.
+type dropCounts [kerbabi.DropReasonCount]uint64
+
 // counterSpecs describe these maps. Drops by interface take memory only for entries that are there.
-func counterSpecs() map[string]*ebpf.MapSpec {
+func counterSpecs(cpus int) map[string]*ebpf.MapSpec {
 	return map[string]*ebpf.MapSpec{
-		dropsMap: {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
-			MaxEntries: uint32(kerbabi.DropReasonCount)},
+		dropsMap: {Name: dropsMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(cpus * binary.Size(dropCounts{})),
+			MaxEntries: 1},
 		retiredMap: {Name: retiredMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(retired{})),
 			MaxEntries: uint32(len(retiredSides) * len(retiredDirections))},
 		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8,
@@ -40,8 +46,12 @@ func counterSpecs() map[string]*ebpf.MapSpec {
 const noPrealloc = 1 // BPF_F_NO_PREALLOC
 
 // addCounters gives the map set the counters of the previous one, and new ones in place of those that it lacks.
-func (g *mapSet) addCounters(previous map[string]*ebpf.Map) (err error) {
-	for name, spec := range counterSpecs() {
+func (g *mapSet) addCounters(previous map[string]*ebpf.Map) error {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for name, spec := range counterSpecs(cpus) {
 		if old := previous[name]; old != nil {
 			g.maps[name], err = old.Clone()
 		} else {
@@ -51,19 +61,27 @@ func (g *mapSet) addCounters(previous map[string]*ebpf.Map) (err error) {
 			return fmt.Errorf("map %s: %w", name, err)
 		}
 	}
-	return nil
+	if former := previous[formerDropsMap]; former != nil {
+		g.maps[formerDropsMap], err = former.Clone()
+	}
+	return err
 }
 
-// completeCounters adds the counters that a pinned map set lacks, because an older agent made it.
-func (g *mapSet) completeCounters(l layout) (err error) {
-	if g.Sockets {
+// completeCounters adds the counters that a pinned map set lacks, because an older agent made it. One of a module on
+// sockets has none.
+func (g *mapSet) completeCounters(l layout) error {
+	if g.maps[dropsMap] == nil && g.maps[formerDropsMap] == nil {
 		return nil
 	}
-	for _, name := range []string{ifindexDropsMap, retiredMap} {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return err
+	}
+	for name, spec := range counterSpecs(cpus) {
 		if g.maps[name] != nil {
 			continue
 		}
-		if g.maps[name], err = ebpf.NewMap(counterSpecs()[name]); err != nil {
+		if g.maps[name], err = ebpf.NewMap(spec); err != nil {
 			return err
 		}
 		if err := pinCopy(g.maps[name], filepath.Join(l.mapSet(g.Name, g.ID), name)); err != nil {
@@ -74,7 +92,31 @@ func (g *mapSet) completeCounters(l layout) (err error) {
 }
 
 // Drops returns the packets that a map set's module dropped, by reason, summed over the CPUs.
-func Drops(maps sdk.Maps) ([]uint64, error) { return sumPerCPU(maps[dropsMap]) }
+func Drops(maps sdk.Maps) ([]uint64, error) {
+	var sum dropCounts
+	if m := maps[dropsMap]; m != nil {
+		cpus := make([]dropCounts, int(m.ValueSize())/binary.Size(sum))
+		if err := m.Lookup(uint32(0), cpus); err != nil {
+			return nil, fmt.Errorf("map %s: %w", dropsMap, err)
+		}
+		for _, cpu := range cpus {
+			sum.add(cpu[:])
+		}
+	}
+	former := maps[formerDropsMap]
+	if maps[dropsMap] != nil && former == nil {
+		return sum[:], nil
+	}
+	before, err := sumPerCPU(former)
+	sum.add(before)
+	return sum[:], err
+}
+
+func (c *dropCounts) add(more []uint64) {
+	for reason, n := range more[:min(len(more), len(c))] {
+		c[reason] += n
+	}
+}
 
 // DropKey is an interface and a reason: struct kerb_drop_key.
 type DropKey struct {

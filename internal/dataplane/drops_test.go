@@ -104,6 +104,52 @@ func TestIfindexDropsOfOlderMapSet(t *testing.T) {
 	}
 }
 
+// What chains of an older agent have dropped counts on, next to what new chains drop, also in the map set that replaces
+// the older one.
+func TestDropsOfOlderMapSet(t *testing.T) {
+	w := newWorld(t, Options{})
+	m, next := testModule(t, "drop", "dropper", map[string]any{"port": 53}), testModule(t, "drop", "dropper",
+		map[string]any{"port": 54})
+	if err := create(w.Dataplane, m, ""); err != nil {
+		t.Fatal(err)
+	}
+	former, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
+		MaxEntries: uint32(kerbabi.DropReasonCount)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer former.Close()
+	cpus := uint64(ebpf.MustPossibleCPU())
+	dir := w.layout.mapSet(m.Name, m.ID)
+	if err := errors.Join(former.Put(uint32(kerbabi.DropPolicy), slices.Repeat([]uint64{7}, int(cpus))),
+		former.Pin(filepath.Join(dir, formerDropsMap)), os.Remove(filepath.Join(dir, dropsMap))); err != nil {
+		t.Fatal(err)
+	}
+	want := func(m Module, dropped uint64) {
+		t.Helper()
+		maps, err := w.Maps(m.Name, m.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closeAll(maps)
+		all, err := Drops(maps)
+		if n := all[kerbabi.DropPolicy]; err != nil || n != 7*cpus+dropped || maps[dropsMap] == nil {
+			t.Errorf("%d drops (%v), want %d and %d; maps %v", n, err, 7*cpus, dropped, maps)
+		}
+	}
+	want(m, 0)
+	point := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}
+	w.deploy(t, point, chain.Egress, m)
+	if !w.dropped(t, 53) {
+		t.Error("the chain does not drop")
+	}
+	want(m, 5)
+	if err := create(w.Dataplane, next, m.ID); err != nil {
+		t.Fatal(err)
+	}
+	want(next, 5)
+}
+
 // Chains that are created at once complete such a map set together: both use the same maps.
 func TestOlderMapSetIsCompletedOnce(t *testing.T) {
 	w := newWorld(t, Options{})
@@ -157,7 +203,7 @@ func TestOlderMapSetIsCompletedOnce(t *testing.T) {
 // The kernel refuses a map with a type for keys alone, and the loader then tries it without: two system calls, for each
 // module of each chain that is made.
 func TestCounterTypes(t *testing.T) {
-	for name, spec := range counterSpecs() {
+	for name, spec := range counterSpecs(1) {
 		if (spec.Key == nil) != (spec.Value == nil) {
 			t.Errorf("%s has a type for keys or values only", name)
 		}

@@ -182,7 +182,7 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	drops, byIfindex := l.members[i].maps[dropsMap].FD(), l.members[i].maps[ifindexDropsMap].FD()
 	code := append(l.pkt(asm.R1),
 		asm.Mov.Reg(asm.R2, asm.R0),
-		asm.LoadMapPtr(asm.R3, drops),
+		asm.LoadMapValue(asm.R3, drops, 0),
 		l.loadFlags(i),
 		asm.LoadMapPtr(asm.R5, byIfindex),
 		asm.Ja.Label(verdictLabel),
@@ -190,7 +190,7 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	if open {
 		bad := fmt.Sprintf("bad%d", i)
 		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.Redirect), bad)}, code...)
-		code = append(append(code, asm.LoadMapPtr(asm.R2, drops).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex),
+		code = append(append(code, asm.LoadMapValue(asm.R2, drops, 0).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex),
 			asm.Mov.Imm(asm.R4, l.callFlags(i))), l.pkt(asm.R1)...)
 		code = append(code, asm.Call.Label("kerb_bad_verdict"), asm.Ja.Label(next))
 	}
