@@ -4,12 +4,12 @@ package control
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -67,24 +67,9 @@ func writeFiles(dir string, files map[string][]byte) error {
 				return err
 			}
 		}
-		if err := replaceFile(filepath.Join(dir, name), data, 0o755); err != nil {
+		if err := atomicfile.Swap(filepath.Join(dir, name), data, 0o755); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// replaceFile writes a file in one step, without fsync, as changes wait for it: what a crash of the machine loses
-// is asked for again.
-func replaceFile(path string, data []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -31,7 +32,7 @@ func (m *Manager) CacheSettings(module, id string, settings sdk.Settings) error 
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	return replaceFile(path, data, 0o600)
+	return atomicfile.Swap(path, data, 0o600) // what a crash of the machine loses is compiled again
 }
 
 // CachedSettings returns the settings that CacheSettings stored, if they are of the same map set.
