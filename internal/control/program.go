@@ -86,10 +86,10 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 		p.manager.users.release(uid)
 		return nil, err
 	}
-	go func() {
+	p.manager.supervisors.Go(func() { // Close waits: the lock goes before its file is closed
 		<-started.ended
 		p.manager.users.release(uid)
-	}()
+	})
 	return started, nil
 }
 
