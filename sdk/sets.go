@@ -61,9 +61,8 @@ type SetKind uint32
 
 // The kinds.
 const (
-	SetKindExact    SetKind = iota // SetElementsMap, for programs from before SetTableMap
-	SetKindPrefixes                // SetPrefixesMap
-	SetKindTable                   // SetTableMap, and SetElementsMap what has no place there
+	SetKindPrefixes SetKind = iota + 1 // SetPrefixesMap
+	SetKindTable                       // SetTableMap, and SetElementsMap what has no place there
 )
 
 // SetElement mirrors struct kerb_set_element.

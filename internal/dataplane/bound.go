@@ -66,9 +66,6 @@ func (b *Bound) CreateMapSet(module, _, _, from string) error {
 		return err
 	}
 	defer g.Close()
-	if err := g.checkTable(); err != nil {
-		return err
-	}
 	return g.pin(b.layout)
 }
 
@@ -115,17 +112,11 @@ func (b *Bound) sample(module string) (*mapSet, error) {
 	if g := b.samples[module]; g != nil {
 		return g, nil
 	}
-	mod := b.modules[module]
-	g, err := newMapSet(mod, nil, nil)
-	if err != nil {
-		return nil, err
+	g, err := newMapSet(b.modules[module], nil, nil)
+	if err == nil {
+		b.samples[module] = g
 	}
-	if err := g.checkTable(); err != nil && !b.HasMapSet(module, mod.ID) {
-		g.Close()
-		return nil, err
-	}
-	b.samples[module] = g
-	return g, nil
+	return g, err
 }
 
 // Verify loads a module alone on each hook, in each direction that it has a function for and that its settings do not

@@ -44,50 +44,6 @@ func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// checkTable refuses programs that would not find elements in sdk.SetTableMap. Those that run since before there was
-// one keep running: see formerPrograms.
-func (g *mapSet) checkTable() error {
-	if len(g.Settings.Sets) > 0 && g.maps[sdk.SetElementsMap] != nil && g.maps[sdk.SetTableMap] == nil {
-		return fmt.Errorf("module %s: the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not "+
-			"find IPv4 addresses and ports: compile it again", g.Name)
-	}
-	return nil
-}
-
-// formerPrograms reports whether a pinned map set has the node's sdk.SetElementsMap without its sdk.SetTableMap, or
-// may have: its programs were compiled before there was a table, or an earlier agent gave them a table of their own.
-func (d *Dataplane) formerPrograms() bool {
-	id := func(dir, name string) uint32 { // 0: none
-		id, err := pinnedID(filepath.Join(dir, name))
-		if err != nil && !errors.Is(err, os.ErrNotExist) {
-			return unknownID
-		}
-		return id
-	}
-	shared := d.layout.shared()
-	elements, table := id(shared, sdk.SetElementsMap), id(shared, sdk.SetTableMap)
-	modules, err := os.ReadDir(d.layout.modules())
-	if err != nil {
-		return !errors.Is(err, os.ErrNotExist)
-	}
-	for _, m := range modules {
-		mapSets, err := os.ReadDir(d.layout.module(m.Name()))
-		if err != nil {
-			return true
-		}
-		for _, g := range mapSets {
-			dir := d.layout.mapSet(m.Name(), g.Name())
-			has := id(dir, sdk.SetElementsMap)
-			if has == unknownID || has != 0 && has == elements && id(dir, sdk.SetTableMap) != table {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-const unknownID = 1<<32 - 1 // of a map
-
 // Sets writes the maps of sets. Its methods are not safe for concurrent use.
 type Sets struct {
 	maps   sdk.Maps
@@ -96,7 +52,6 @@ type Sets struct {
 	latest uint32 // version of a set
 	// How many elements of a bucket are in sdk.SetElementsMap, as it has no place for them; nil: not known.
 	elsewhere map[uint32]int
-	former    func() bool // programs run that do not know sdk.SetTableMap; nil: none do
 }
 
 // Elements are what a set has: addresses as prefixes of their length, ports as sdk.PortAddr.
@@ -144,7 +99,7 @@ func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 		closeAll(maps)
 		return nil, err
 	}
-	s.owned, s.former = true, d.formerPrograms
+	s.owned = true
 	return s, nil
 }
 
@@ -198,32 +153,18 @@ func (s *Sets) Close() {
 
 // Has reports whether the kernel has a set in this revision.
 func (s *Sets) Has(id, revision uint64) bool {
-	set := s.all[id]
-	return revision != 0 && set.Revision == stamped(revision, set.Kind)
-}
-
-// stamped is a revision in the kernel. An agent from before sdk.SetTableMap knows sets in the table by no revision of
-// its own, so that it replaces them: its programs would find no element.
-func stamped(revision uint64, kind sdk.SetKind) uint64 {
-	if kind == sdk.SetKindTable {
-		return ^revision
-	}
-	return revision
+	return revision != 0 && s.all[id].Revision == revision
 }
 
 // Replace gives a set other elements than the old ones, which may be nil if they are not known. Each packet meets
-// either the old ones or the new ones. While programs run that do not know the table, sets go where these look.
+// either the old ones or the new ones.
 func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	before := s.all[id]
 	s.latest++
-	next := sdk.Set{Version: s.latest, Kind: sdk.SetKindTable}
-	switch {
-	case to.Prefixes:
+	next := sdk.Set{Version: s.latest, Kind: sdk.SetKindTable, Revision: revision}
+	if to.Prefixes {
 		next.Kind = sdk.SetKindPrefixes
-	case s.former != nil && s.former():
-		next.Kind = sdk.SetKindExact
 	}
-	next.Revision = stamped(revision, next.Kind)
 	if err := s.edit(next, to.List, nil); err != nil {
 		return errors.Join(err, s.sweep())
 	}
@@ -249,7 +190,7 @@ func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
 	if err := s.edit(set, add, remove); err != nil {
 		return err
 	}
-	set.Revision = stamped(revision, set.Kind)
+	set.Revision = revision
 	return errors.Join(s.write(id, set), s.touch())
 }
 
@@ -384,19 +325,17 @@ func (s *Sets) sweep() error {
 			live[set.Version] = set.Kind
 		}
 	}
-	has := func(version uint32, kinds ...sdk.SetKind) bool {
-		kind, ok := live[version]
-		return ok && slices.Contains(kinds, kind)
-	}
+	has := func(version uint32, kind sdk.SetKind) bool { return live[version] == kind }
 	s.elsewhere = nil
 	elsewhere := map[uint32]int{}
 	err := errors.Join(
 		sweepMap(s.maps[sdk.SetElementsMap], func(e sdk.SetElement) bool {
-			if isIPv6 := e.Set&1 != 0; !isIPv6 && has(e.Set>>1, sdk.SetKindTable) {
+			kept, isIPv6 := has(e.Set>>1, sdk.SetKindTable), e.Set&1 != 0
+			if kept && !isIPv6 {
 				bucket, _ := e.Bucket()
 				elsewhere[bucket]++
 			}
-			return has(e.Set>>1, sdk.SetKindTable, sdk.SetKindExact)
+			return kept
 		}),
 		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool {
 			return has(p.Element.Set>>1, sdk.SetKindPrefixes)

@@ -6,14 +6,12 @@ import (
 	"errors"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -36,124 +34,6 @@ func TestSetsFull(t *testing.T) {
 	}
 	if has, err := made.SetContains(1, p("192.0.2.1/32").Addr()); err != nil || !has {
 		t.Errorf("the set has lost its element: %v", err)
-	}
-}
-
-// blockedSet is the set whose addresses testdata/former drops.
-var blockedSet = sdk.SetReference{Set: "blocked"}
-
-// formerModule is compiled as modules were before sdk.SetTableMap.
-func formerModule(t *testing.T) Module {
-	mod := testModule(t, "former", "former", map[string]any{"blocked": blockedSet.ID()})
-	mod.Settings.Sets = []sdk.SetReference{blockedSet}
-	return mod
-}
-
-// A new data plane that would not find the elements in the table is refused, unless it looks up none.
-func TestModuleWithoutTable(t *testing.T) {
-	w := newWorld(t, Options{})
-	mod := formerModule(t)
-	b := w.Bind(map[string]Module{mod.Name: mod})
-	defer b.Close()
-	for what, err := range map[string]error{"create": create(w.Dataplane, mod, ""), "verify": b.Verify(mod.Name)} {
-		if err == nil || !strings.Contains(err.Error(), "compile it again") {
-			t.Errorf("%s with sets: %v", what, err)
-		}
-	}
-	mod.Settings.Sets = nil
-	if err := create(w.Dataplane, mod, ""); err != nil {
-		t.Errorf("without sets: %v", err)
-	}
-}
-
-// pinFormer pins a map set as an earlier agent has, and links its chain.
-func (w *world) pinFormer(t *testing.T, mod Module) *ebpf.Program {
-	t.Helper()
-	shared, err := openMaps(w.layout.shared())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer closeAll(shared)
-	g, err := newMapSet(mod, nil, shared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer g.Close()
-	if err := g.pin(w.layout); err != nil {
-		t.Fatal(err)
-	}
-	b := w.Bind(map[string]Module{mod.Name: mod})
-	defer b.Close()
-	if err := b.Verify(mod.Name); err != nil {
-		t.Errorf("a module that runs: %v", err)
-	}
-	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
-		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}}
-	if err := b.CreateChain(spec); err != nil {
-		t.Fatal(err)
-	}
-	prog, err := ebpf.LoadPinnedProgram(entryPin(w.layout.chain(spec)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { prog.Close() })
-	return prog
-}
-
-// As long as a program runs that does not know the table, sets that are replaced or changed are where it finds them.
-// The table has them when it has gone, and the earlier agent would replace those of the table.
-func TestProgramWithoutTable(t *testing.T) {
-	w := newWorld(t, Options{})
-	s, err := w.OpenSets(true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	mod, id := formerModule(t), blockedSet.ID()
-	prog := w.pinFormer(t, mod)
-	packet, from := udpPacket(t, 7, nil), netip.MustParsePrefix("10.0.0.1/32")
-	for i, list := range [][]netip.Prefix{{from}, nil, {from}} {
-		if err := s.Replace(id, uint64(2*i+1), Elements{List: list}, nil); err != nil {
-			t.Fatal(err)
-		}
-		if verdict, _ := run(t, prog, packet); (verdict == tcShot) != (list != nil) {
-			t.Errorf("set is %v, verdict of the former program: %d", list, verdict)
-		}
-	}
-	if err := s.Change(id, 7, nil, []netip.Prefix{from}); err != nil {
-		t.Fatal(err)
-	}
-	if verdict, _ := run(t, prog, packet); verdict == tcShot {
-		t.Error("the former program finds an element that was removed")
-	}
-	if set := s.all[id]; set.Kind != sdk.SetKindExact || set.Revision != 7 || !s.Has(id, 7) {
-		t.Errorf("for the former program the set is %+v", set)
-	}
-	w.privateTable(t, mod)
-	if err := s.Replace(id, 9, Elements{}, nil); err != nil || s.all[id].Kind != sdk.SetKindExact {
-		t.Errorf("for a program with a table of its own the set is %+v, %v", s.all[id], err)
-	}
-	if err := w.RemoveMapSet(mod.Name, mod.ID); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Replace(id, 11, Elements{List: []netip.Prefix{from}}, nil); err != nil {
-		t.Fatal(err)
-	}
-	if set := s.all[id]; set.Kind != sdk.SetKindTable || set.Revision == 11 || !s.Has(id, 11) || s.Has(id, 9) {
-		t.Errorf("without the former program the set is %+v", set)
-	}
-}
-
-// privateTable gives a map set a table of its own, as an agent that does not share it.
-func (w *world) privateTable(t *testing.T, mod Module) {
-	t.Helper()
-	m, err := ebpf.NewMap(setSpecs()[sdk.SetTableMap])
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	if err := pinCopy(m, filepath.Join(w.layout.mapSet(mod.Name, mod.ID), sdk.SetTableMap)); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -17,9 +17,8 @@
 #define KERB_SET_BUCKET	  8 /* elements; mirrored in sdk/settable.go, with the hash */
 
 enum kerb_set_kind {
-	KERB_SET_EXACT = 0,    /* addresses, ports: all in kerb_elements, for older programs */
 	KERB_SET_PREFIXES = 1,
-	KERB_SET_TABLE = 2,    /* addresses, ports: in kerb_table where it has room for them */
+	KERB_SET_TABLE = 2, /* addresses, ports: in kerb_table where it has room for them */
 };
 
 /* By identity of the set: sdk.SetID. Identity 0 has the version that each change of any set
