@@ -24,8 +24,6 @@ const (
 	countsMap  = "kerb_counts"
 	retiredMap = "kerb_kept"
 	countsPin  = "packets" // in the directory of a chain
-	// of chains whose counts are in a per-CPU map, as older agents make it; those ignore the other one
-	perCPUPin = "counts"
 )
 
 // Count is struct kerb_count.
@@ -116,9 +114,6 @@ func (p *cpuCounts) UnmarshalBinary(b []byte) error {
 
 // perCPUCounts reads the counts of all CPUs.
 func perCPUCounts(m *ebpf.Map) (all []cpuCounts, err error) {
-	if m.Type() == ebpf.PerCPUArray {
-		return all, m.Lookup(uint32(0), &all)
-	}
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, err
@@ -277,10 +272,7 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 			c.spec.Members = append(c.spec.Members, member)
 		}
 	}
-	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); errors.Is(err, os.ErrNotExist) {
-		c.m, c.mid, err = openCounts(filepath.Join(dir, perCPUPin))
-	}
-	if err != nil {
+	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); err != nil {
 		return c, err
 	}
 	if c.measurements, err = openMeasurements(dir); err != nil {

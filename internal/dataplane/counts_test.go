@@ -262,37 +262,6 @@ func TestCountsOfAllCPUs(t *testing.T) {
 	wantDrops(t, l.Maps["dropper"], all, all)
 }
 
-// What a chain has counted in a per-CPU map, as agents did before, is kept.
-func TestCountsOfOlderAgent(t *testing.T) {
-	w := newWorld(t, Options{})
-	spec := w.make(t, nil, testModule(t, "drop", "dropper", map[string]any{"port": 53}))
-	older, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 16 * (2 + exits),
-		MaxEntries: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer older.Close()
-	perCPU := make([]cpuCounts, ebpf.MustPossibleCPU())
-	for i := range perCPU {
-		perCPU[i] = cpuCounts{{7, 700}, {100, 4096}, {2, 200}, {}, {}, {}}
-	}
-	dir := w.layout.chain(spec)
-	if err := errors.Join(older.Put(uint32(0), perCPU), os.Remove(filepath.Join(dir, countsPin)),
-		older.Pin(filepath.Join(dir, "counts"))); err != nil {
-		t.Fatal(err)
-	}
-	want := func() {
-		t.Helper()
-		w.wantPackets(t, "dropper", kerbabi.Next, uint64(5*len(perCPU)))
-		w.wantPackets(t, "dropper", kerbabi.Drop, uint64(2*len(perCPU)))
-	}
-	want()
-	if err := w.RemoveChainSpec(spec); err != nil {
-		t.Fatal(err)
-	}
-	want()
-}
-
 // An agent that is killed between adding the counts of a chain to what its modules keep and removing the chain adds
 // them once.
 func TestCountsOfHalfRemovedChain(t *testing.T) {

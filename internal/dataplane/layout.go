@@ -16,7 +16,7 @@ import (
 //	<root>/modules/<module>/<map set>/<map>     every map that the map set uses, carried-over ones included
 //	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
 //	                                     /m00_<map set>_<module>   members in order, each the module's drop counters
-//	                                     /counts                      packets and verdicts of the modules
+//	                                     /packets                     packets and verdicts of the modules
 //	                                     /samples, /latency           tail-call table of the timed copy; what it has measured
 //	                                     /slow-<ns>                   packets that took longer in it
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain

@@ -86,9 +86,8 @@ type entry struct {
 // stored is an entry as it is read.
 type stored struct {
 	v1alpha1.ChangeRecord
-	Was     json.RawMessage `json:"was"`
-	Cut     bool            `json:"cut"`
-	Seconds float64         `json:"took"` // as earlier versions have it, instead of Took
+	Was json.RawMessage `json:"was"`
+	Cut bool            `json:"cut"`
 }
 
 // Open reads which records are in a directory, which it makes. Where that fails, failed receives the error, and
@@ -390,9 +389,6 @@ func (l *Log) scan(first int64, visit func(stored) (enough bool)) error {
 			return nil
 		} else if err != nil {
 			return err
-		}
-		if e.Took == 0 {
-			e.Took = int64(e.Seconds * 1e9)
 		}
 		if visit(e) {
 			return nil
