@@ -59,10 +59,10 @@ static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct
 		return f->proto == IPPROTO_TCP && f->tcp & TCP_RST &&
 		       pkt->l4_len == sizeof(struct tcphdr);
 	if (f->family == 4)
-		return f->word[FW_DIM_SPORT] == KERB_ICMP_UNREACHABLE &&
+		return f->word[FW_DIM_SPORT] == ICMP4_UNREACHABLE &&
 		       f->word[FW_DIM_DPORT] == KERB_ICMP_PROHIBITED &&
 		       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE4;
-	return f->word[FW_DIM_SPORT] == KERB_ICMP6_UNREACHABLE &&
+	return f->word[FW_DIM_SPORT] == ICMP6_UNREACHABLE &&
 	       f->word[FW_DIM_DPORT] == KERB_ICMP6_PROHIBITED &&
 	       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE6;
 }

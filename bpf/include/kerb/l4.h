@@ -10,14 +10,18 @@
 #define TCP_ACK 0x10
 #define TCP_URG 0x20
 
-#define ICMP4_ECHO_REPLY   0
-#define ICMP4_UNREACHABLE  3
-#define ICMP4_ECHO_REQUEST 8
-#define ICMP4_TIME	   11
-#define ICMP4_PARAMETER	   12
-#define ICMP6_UNREACHABLE  1
-#define ICMP6_PARAMETER	   4
-#define ICMP6_ECHO_REQUEST 128
-#define ICMP6_ECHO_REPLY   129
+#define ICMP4_ECHO_REPLY      0
+#define ICMP4_UNREACHABLE     3
+#define ICMP4_ECHO_REQUEST    8
+#define ICMP4_TIME	      11
+#define ICMP4_PARAMETER	      12
+#define ICMP4_TIMESTAMP	      13
+#define ICMP4_TIMESTAMP_REPLY 14
+#define ICMP6_UNREACHABLE     1
+#define ICMP6_TOO_BIG	      2
+#define ICMP6_PARAMETER	      4
+#define ICMP6_ECHO_REQUEST    128 /* the first that is no error */
+#define ICMP6_ECHO_REPLY      129
+#define ICMP6_REDIRECT	      137
 
 #endif
