@@ -86,12 +86,11 @@ type Agent struct {
 	now        status.Node
 	live       *live.Modules
 	busy       map[chain.Point]error // points that a program of others keeps from their chain
-	former     formerDroppers
-	traces     []*trace.Session // guarded by changes; also such as are over
-	explaining sync.Mutex       // one packet at a time
-	sets       *sets.Sets       // guarded by changes
-	budgets    *apply.Budgets   // guards itself
-	meter      dataplane.Meter  // guards itself
+	traces     []*trace.Session      // guarded by changes; also such as are over
+	explaining sync.Mutex            // one packet at a time
+	sets       *sets.Sets            // guarded by changes
+	budgets    *apply.Budgets        // guards itself
+	meter      dataplane.Meter       // guards itself
 
 	puller       *puller          // guards itself
 	integrations *integration.Set // guards itself

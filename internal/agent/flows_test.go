@@ -6,17 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
-	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/sdk"
 )
 
 func (n *node) flows(t *testing.T, r v1.FlowsRequest) (all []v1.Flow, err error) {
@@ -93,47 +89,6 @@ func isConflict(err error) bool {
 	return errors.As(err, &conflict)
 }
 
-// Removed modules are known as long as there are not too many; their reasons are those of their packages.
-func TestFormerDroppers(t *testing.T) {
-	var f formerDroppers
-	of := func(n int) *deploy.Module {
-		m := pkgs.Manifest{DropReasons: map[string]int{fmt.Sprint("r", n): 40}}
-		return &deploy.Module{Pkg: &pkgs.Package{Manifest: m}}
-	}
-	kept := map[string]*deploy.Module{"kept": of(0), "broken": {}}
-	f.add(kept, kept)
-	for n := range mostFormer + 2 {
-		f.add(map[string]*deploy.Module{fmt.Sprint("m", n): of(n), "kept": of(0)}, kept)
-	}
-	if len(f) != mostFormer || f[0].name != "m2" || f[0].reason(40) != "r2" || f[mostFormer-1].reason(1) != "policy" {
-		t.Errorf("%d: %+v", len(f), f[0])
-	}
-}
-
-// Of a removed module its reasons stay in memory, and nothing else of its package: schemas may take megabytes.
-func TestFormerDroppersAreSmall(t *testing.T) {
-	var f formerDroppers
-	freed := make(chan struct{})
-	func() {
-		large := new([1 << 20]byte)
-		runtime.AddCleanup(large, func(freed chan struct{}) { close(freed) }, freed)
-		m := pkgs.Manifest{DropReasons: map[string]int{"r": 40}, ConfigSchema: map[string]any{"large": large}}
-		f.add(map[string]*deploy.Module{"m": {Pkg: &pkgs.Package{Manifest: m}}}, nil)
-	}()
-	wait.Until(t, "the schema is freed", func() bool {
-		runtime.GC()
-		select {
-		case <-freed:
-			return true
-		default:
-			return false
-		}
-	})
-	if len(f) != 1 || f[0].reason(40) != "r" {
-		t.Errorf("%+v", f)
-	}
-}
-
 // A client that follows gets what is missing of each service, again when it has changed, and not otherwise.
 func TestMissingFlowsComeOnce(t *testing.T) {
 	n := newNode(t)
@@ -165,14 +120,5 @@ func TestMissingFlowsComeOnce(t *testing.T) {
 	want := []string{"db 7", "web 3", "db 8"} // in the third answer
 	if !slices.Equal(got[:min(len(got), len(want))], want) || len(got) > len(want) {
 		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// A module that nothing is known of has no name, and of its own reasons the number.
-func TestUnknownDropper(t *testing.T) {
-	n := flowNames{droppers: map[uint32]dropper{}}
-	f := n.complete(&sdk.FlowRecord{Drop: &sdk.FlowDrop{Module: 7, Reason: 33}})
-	if f.DropModule != "" || f.DropReason != "module_1" {
-		t.Errorf("%+v", f)
 	}
 }

@@ -68,8 +68,7 @@ func (a *Agent) forget(d *deploy.Module) {
 func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.now.ForgetWithout(t.desired)
-	a.former.add(a.now.Modules, t.modules)
+	a.now.ForgetWithout(t.desired, t.modules)
 	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules,
 		t.Observed.Services, points, noReplies, t.Observed.Sockets
 	a.virtual.SetLocals(addresses(t.Observed.Services))

@@ -32,6 +32,7 @@ type Node struct {
 	SetProblems map[string]error       // the same by set
 	Reordered   map[chain.Point]string // chains that a reconciliation, not a change, has given another order
 	Functions   bool                   // in chains, modules stay functions
+	former      formerDroppers
 
 	Sources
 }
@@ -114,7 +115,9 @@ func (nd *Node) EnqueueAll() {
 }
 
 // ForgetWithout forgets the conditions of resources that next has no more: one that is created again starts without.
-func (nd *Node) ForgetWithout(next resource.State) {
+// Of modules it remembers why they may have dropped packets.
+func (nd *Node) ForgetWithout(next resource.State, modules map[string]*deploy.Module) {
+	nd.former.add(nd.Modules, modules)
 	for kind, all := range nd.Desired {
 		for name := range all {
 			if _, stays := next[kind][name]; !stays {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package view
 
 import (
 	"cmp"
@@ -8,7 +8,6 @@ import (
 	"errors"
 	"net/netip"
 	"net/url"
-	"slices"
 	"sort"
 	"strconv"
 	"time"
@@ -17,10 +16,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -36,13 +35,13 @@ type flowsSeen struct {
 }
 
 // Flows passes on what modules have recorded, and then what they record until ctx ends.
-func (a *Agent) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowLine) error) error {
+func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowLine) error) error {
 	if r.Follow && r.Since > 0 {
 		return &apierrors.Invalid{Reason: "follow shows single flows, and since sums: use one of them"}
 	}
 	seen := flowsSeen{map[string]uint64{}, map[flowPlace]v1.MissingFlows{}}
 	for {
-		if err := a.tellFlows(ctx, r, seen, tell); err != nil || !r.Follow {
+		if err := v.tellFlows(ctx, r, seen, tell); err != nil || !r.Follow {
 			return err
 		}
 		if !sdk.Pause(ctx, flowsEvery) {
@@ -53,8 +52,8 @@ func (a *Agent) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowL
 
 // tellFlows passes on the flows that have had packets since those that were seen, then what is missing, and then the
 // errors of modules that did not answer.
-func (a *Agent) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, tell func(v1.FlowLine) error) error {
-	names, recorders, err := a.flowNames(r.Service)
+func (v *Views) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, tell func(v1.FlowLine) error) error {
+	names, recorders, err := v.flowNames(r.Service)
 	if err != nil {
 		return err
 	}
@@ -116,58 +115,21 @@ func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q
 // flowNames are the names that modules do not know.
 type flowNames struct {
 	services map[string]string // by address
-	droppers map[uint32]dropper
+	droppers map[uint32]status.Dropper
 }
 
 type flowPlace struct{ module, iface, service string }
 
-// dropper is a module that may have dropped packets, by whose number the data plane knows it.
-type dropper struct {
-	name   string
-	reason func(number int) string
-}
-
-// formerDroppers are modules that were removed since the agent has started: flows may still have drops of theirs.
-type formerDroppers []dropper
-
-// mostFormer is how many removed modules are known: the oldest ones are forgotten.
-const mostFormer = 256
-
-// add adds the modules of before that are not among those of now.
-func (f *formerDroppers) add(before, now map[string]*deploy.Module) {
-	for name, d := range before {
-		if now[name] != nil || d == nil || d.Pkg == nil {
-			continue
-		}
-		reasons := pkgs.Manifest{DropReasons: d.Pkg.DropReasons} // the rest, as its schema, may take megabytes
-		all := append(slices.Clone(*f), dropper{name, reasons.DropReason})
-		*f = all[max(0, len(all)-mostFormer):]
-	}
-}
-
-// droppers returns all modules that may have dropped packets, by number. The caller holds a.mu.
-func (a *Agent) droppers() map[uint32]dropper {
-	out := map[uint32]dropper{}
-	for _, d := range a.former {
-		out[sdk.ModuleNumber(d.name)] = d
-	}
-	reasons := a.now.ReasonNames()
-	for name := range a.now.Modules {
-		out[sdk.ModuleNumber(name)] = dropper{name, func(number int) string { return reasons(name, number) }}
-	}
-	return out
-}
-
 // flowNames returns the names of now, and the modules that record flows.
-func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Supervisor, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, known := resource.Service.Get(a.now.Desired, service); service != "" && !known {
+func (v *Views) flowNames(service string) (*flowNames, map[string]*control.Supervisor, error) {
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	if _, known := resource.Service.Get(v.Now.Desired, service); service != "" && !known {
 		return nil, nil, &apierrors.NotFound{Kind: v1.KindService, Name: service}
 	}
 	recorders := map[string]*control.Supervisor{}
-	for name, plane := range a.live.Planes() {
-		if m := a.now.Modules[name]; m != nil && m.Pkg != nil && m.Pkg.RecordsFlows {
+	for name, plane := range v.Live.Planes() {
+		if m := v.Now.Modules[name]; m != nil && m.Pkg != nil && m.Pkg.RecordsFlows {
 			recorders[name] = plane
 		}
 	}
@@ -175,15 +137,15 @@ func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Super
 		return nil, nil, &apierrors.Conflict{Reason: "no module records flows: apply a Module with package: flows, " +
 			"for example attached to services: \"*\""}
 	}
-	n := &flowNames{map[string]string{}, a.droppers()}
-	for name, v := range resource.VirtualService.All(a.now.Desired) {
-		for _, at := range v.Spec.Addresses {
+	n := &flowNames{map[string]string{}, v.Now.Droppers()}
+	for name, virtual := range resource.VirtualService.All(v.Now.Desired) {
+		for _, at := range virtual.Spec.Addresses {
 			if addr, err := netip.ParseAddr(at.Address); err == nil {
 				n.services[addr.String()] = name
 			}
 		}
 	}
-	for _, place := range a.now.Points {
+	for _, place := range v.Now.Points {
 		if place.Service != "" {
 			for _, prefix := range place.Link.PeerAddresses {
 				n.services[prefix.Addr().String()] = place.Service
@@ -205,9 +167,9 @@ func (n *flowNames) complete(r *sdk.FlowRecord) *v1.Flow {
 	if r.Drop != nil {
 		by, known := n.droppers[r.Drop.Module]
 		if !known {
-			by.reason = func(number int) string { return kerbabi.DropReason(number).String() }
+			by.Reason = func(number int) string { return kerbabi.DropReason(number).String() }
 		}
-		f.DropModule, f.DropReason = by.name, by.reason(int(r.Drop.Reason))
+		f.DropModule, f.DropReason = by.Name, by.Reason(int(r.Drop.Reason))
 	}
 	return f
 }
