@@ -28,7 +28,7 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trace
 		return err
 	}
 	if r.Last {
-		return a.lastPackets(r, filter, show)
+		return a.LastPackets(r, filter, show)
 	}
 	session, err := a.startTrace(ctx, r, filter)
 	if err != nil {

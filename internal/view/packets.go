@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package view
 
 import (
 	"context"
@@ -18,12 +18,12 @@ import (
 )
 
 // Drops returns the last packets that modules dropped, oldest first. Chains keep them: no trace needs to have run.
-func (a *Agent) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, error) {
+func (v *Views) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, error) {
 	filter, err := trace.Filter(v1.TraceRequest{Host: r.Host, Protocol: r.Protocol, Port: r.Port, Bytes: r.Bytes})
 	if err != nil {
 		return nil, err
 	}
-	k, err := a.kept(v1.TraceRequest{Service: r.Service, Module: r.Module, Reason: r.Reason,
+	k, err := v.kept(v1.TraceRequest{Service: r.Service, Module: r.Module, Reason: r.Reason,
 		Verdict: kerbabi.Drop.String()}, filter)
 	if err != nil {
 		return nil, err
@@ -32,8 +32,8 @@ func (a *Agent) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, 
 	return out[len(out)-min(len(out), r.Count):], err
 }
 
-// lastPackets shows the last packets that chains kept because they were slow, dropped, or got no verdict.
-func (a *Agent) lastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show func(v1.TraceLine) error) error {
+// LastPackets shows the last packets that chains kept because they were slow, dropped, or got no verdict.
+func (v *Views) LastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show func(v1.TraceLine) error) error {
 	if r.Program != "" {
 		return &apierrors.Invalid{Field: "program", Reason: "expressions select packets that come, not packets that were " +
 			"kept: use host, protocol, port, service, module, verdict or reason"}
@@ -41,7 +41,7 @@ func (a *Agent) lastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show fun
 	if r.After {
 		return &apierrors.Invalid{Field: "after", Reason: "chains keep nothing of what the kernel drops: leave last out"}
 	}
-	k, err := a.kept(r, f)
+	k, err := v.kept(r, f)
 	if err != nil {
 		return err
 	}
@@ -68,25 +68,25 @@ func (a *Agent) lastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show fun
 
 // kept has what is needed to put packets into words that chains have kept.
 type kept struct {
-	*Agent
+	*Views
 	request v1.TraceRequest
 	filter  dataplane.TraceFilter
 	modules map[string]*deploy.Module
 	reader  trace.Reader
 }
 
-func (a *Agent) kept(r v1.TraceRequest, f dataplane.TraceFilter) (kept, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := a.now
+func (v *Views) kept(r v1.TraceRequest, f dataplane.TraceFilter) (kept, error) {
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	now := v.Now
 	if _, known := resource.Service.Get(now.Desired, r.Service); r.Service != "" && !known {
 		return kept{}, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	if _, known := now.Modules[r.Module]; r.Module != "" && !known {
 		return kept{}, &apierrors.NotFound{Kind: v1.KindModule, Name: r.Module}
 	}
-	return kept{a, r, f, maps.Clone(now.Modules), trace.Reader{Points: maps.Clone(now.Points), Reason: now.ReasonNames(),
-		Note: now.NoteNames(), Name: trace.NoteValues(a.live.Planes())}}, nil
+	return kept{v, r, f, maps.Clone(now.Modules), trace.Reader{Points: maps.Clone(now.Points), Reason: now.ReasonNames(),
+		Note: now.NoteNames(), Name: trace.NoteValues(v.Live.Planes())}}, nil
 }
 
 // wanted reports whether the request is about a packet.
@@ -96,7 +96,7 @@ func (k kept) wanted(p v1.TracedPacket) bool {
 
 // dropped are packets that modules dropped, or returned no verdict for; those of deleted modules have no names.
 func (k kept) dropped() ([]v1.TracedPacket, error) {
-	packets, err := k.dp.LastDrops()
+	packets, err := k.Dataplane.LastDrops()
 	drops := trace.Drops{Filter: k.filter, Reader: k.reader}
 	out := []v1.TracedPacket{}
 	for _, p := range packets {
@@ -112,7 +112,7 @@ func (k kept) dropped() ([]v1.TracedPacket, error) {
 
 // slow are packets that took long.
 func (k kept) slow() (out []v1.TracedPacket, err error) {
-	packets, err := k.dp.LastSlow()
+	packets, err := k.Dataplane.LastSlow()
 	words := trace.Slow{Filter: k.filter, Reader: k.reader}
 	for _, p := range packets {
 		if slices.ContainsFunc(p.Chain.Members, func(m chain.Member) bool { return k.modules[m.Name] == nil }) {
