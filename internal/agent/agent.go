@@ -37,7 +37,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -76,11 +75,10 @@ type Agent struct {
 	selected   chan struct{} // modules may select other cgroups
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen      atomic.Pointer[chain.State]     // of the kernel, at the last look
-	places    atomic.Pointer[plan.Placements] // those of now, for control planes: they must not take the lock
-	functions atomic.Bool                     // as configured: the next reconciliation makes modules functions
-	group     group                           // guards itself
-	changes   sync.Mutex                      // one change at a time, which may wait for control planes
+	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
+	functions atomic.Bool                 // as configured: the next reconciliation makes modules functions
+	group     group                       // guards itself
+	changes   sync.Mutex                  // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
@@ -197,7 +195,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		Programs: dp.Programs, Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	events := history.OpenEvents(cfg.Paths.History(), func(err error) { log.Warn("events are not stored", "error", err) })
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
-		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf}, Arrive: dataplane.Arrive,
+		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.ServiceOf}, Arrive: dataplane.Arrive,
 		OnChange: a.changed(v1.KindModule), OnEvent: events.OfControlPlane,
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
@@ -205,12 +203,13 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	a.live = live.New(log, dp, a.control, a.attachments)
+	a.live = live.New(log, dp, a.control)
 	a.now.Counters = a.live.Counters
 	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
 		Dataplane: dp, Live: a.live, Look: a.look, Programs: a.programs, EventLog: events,
-		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
-		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+		ProcessName: a.integrations.NameOf,
+		ChangeLog:   history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
+		Started:     time.Now(), Took: promtext.NewHistogram(0.001, 14)}
 	a.Samples = samples.OpenSampler(samplesDir(cfg), log)
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))

@@ -4,18 +4,12 @@ package agent
 
 import (
 	"maps"
-	"net/http"
 	"net/netip"
 	"slices"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
-	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/service"
-	"github.com/kerb-edge/kerb/sdk"
 )
 
 // install makes t the agent's current state, notifies control planes of new map sets, and stops those that are no
@@ -72,18 +66,8 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules,
 		t.Observed.Services, points, noReplies, t.Observed.Sockets
 	a.virtual.SetLocals(addresses(t.Observed.Services))
-	now := maps.Clone(points)
-	a.places.Store(&now) // before control planes start: they forget what belongs to interfaces that are not listed
-	a.live.Replace(t.modules, a.now.Owners())
+	a.live.Replace(t.modules, a.now.Owners(), maps.Clone(points).AttachmentsOf)
 	a.now.EnqueueAll()
-}
-
-// serviceOf returns a service as it was applied and found.
-func (a *Agent) serviceOf(name string) (v1.ServiceSpec, service.State) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	s, _ := resource.Service.Get(a.now.Desired, name)
-	return s.Spec, a.now.Services[name]
 }
 
 // addresses are those of all services, for the table.
@@ -93,36 +77,4 @@ func addresses(states map[string]service.State) map[string][]netip.Prefix {
 		out[name] = s.Addresses
 	}
 	return out
-}
-
-// attachments lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
-// the lock under which they are stopped.
-func (a *Agent) attachments(name string) []sdk.Attachment {
-	if p := a.places.Load(); p != nil {
-		return p.AttachmentsOf(name)
-	}
-	return nil
-}
-
-// ServeModule serves the routes of a module's control plane.
-func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
-	a.mu.Lock()
-	plane, runs := a.live.Plane(name)
-	_, exists := resource.Module.Get(a.now.Desired, name)
-	a.mu.Unlock()
-	if !runs && exists {
-		return &apierrors.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}
-	}
-	if !runs {
-		return &apierrors.NotFound{Kind: "Module", Name: name}
-	}
-	if plane == nil {
-		return &apierrors.NotFound{Kind: "Routes of module", Name: name}
-	}
-	err := plane.ServeHTTP(w, r)
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		a.log.Info("request to module", "by", serve.Caller(r.Context(), a.integrations.NameOf), "method", r.Method,
-			"module", name, "path", r.URL.Path, "error", err)
-	}
-	return err
 }

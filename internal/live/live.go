@@ -19,14 +19,14 @@ type Modules struct {
 	log         *slog.Logger
 	dp          *dataplane.Dataplane
 	control     *control.Manager
-	attachments func(module string) []sdk.Attachment
+	attachments func(module string) []sdk.Attachment // where one runs
 	all         map[string]*module
 }
 
-// New returns no modules. attachments lists where one runs.
-func New(log *slog.Logger, dp *dataplane.Dataplane, c *control.Manager,
-	attachments func(string) []sdk.Attachment) *Modules {
-	return &Modules{log, dp, c, attachments, map[string]*module{}}
+// New returns no modules.
+func New(log *slog.Logger, dp *dataplane.Dataplane, c *control.Manager) *Modules {
+	none := func(string) []sdk.Attachment { return nil }
+	return &Modules{log, dp, c, none, map[string]*module{}}
 }
 
 // module is a map set that sees packets.
@@ -52,8 +52,10 @@ func (s *Modules) Close() {
 	}
 }
 
-// Replace makes modules those that run. owners are the services of interfaces.
-func (s *Modules) Replace(modules map[string]*deploy.Module, owners map[int]string) {
+// Replace makes modules those that run. owners are the services of interfaces, attachments lists where a module runs.
+func (s *Modules) Replace(modules map[string]*deploy.Module, owners map[int]string,
+	attachments func(module string) []sdk.Attachment) {
+	s.attachments = attachments
 	for name, l := range s.all {
 		if d := modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane ||
 			!s.dp.Holds(name, l.id, l.maps) {

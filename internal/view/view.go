@@ -45,9 +45,11 @@ type Views struct {
 	// Programs returns the kernel's ids of the programs on some points; brief if it is to ask the kernel only for points
 	// that were not seen before.
 	Programs func(points []chain.Point, brief bool) map[chain.Point]uint32
-	Started  time.Time
-	Took     *promtext.Histogram // how long changes took
-	Failures atomic.Uint64       // of changes
+	// ProcessName returns what a client's process is known as, empty if it is not.
+	ProcessName func(pid int) string
+	Started     time.Time
+	Took        *promtext.Histogram // how long changes took
+	Failures    atomic.Uint64       // of changes
 
 	sampled sampled // by Sample only
 
