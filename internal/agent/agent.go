@@ -88,7 +88,6 @@ type Agent struct {
 	explaining sync.Mutex            // one packet at a time
 	sets       *sets.Sets            // guarded by changes
 	budgets    *apply.Budgets        // guards itself
-	meter      dataplane.Meter       // guards itself
 
 	puller       *puller          // guards itself
 	integrations *integration.Set // guards itself
@@ -280,7 +279,6 @@ func (a *Agent) close() {
 	ending.Wait()
 	a.control.Close()
 	a.sets.Close()
-	a.meter.Close()
 	a.dp.Close()
 	a.ChangeLog.Flush()
 	a.EventLog.Flush()

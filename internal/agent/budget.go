@@ -19,7 +19,7 @@ import (
 // admit rejects what the kernel or a budget would, before anything is switched: modules that nothing selects yet, and
 // those that exceed a budget of the operator's. No result rejects other modules: they are measured after the change,
 // as that takes as long as the change itself.
-func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
+func (k kernel) admit(now map[string]*deploy.Module, t target, points plan.Placements, budgets *apply.Budgets) error {
 	used := map[string]bool{}
 	for _, p := range points {
 		for _, m := range p.Chain.Members {
@@ -28,19 +28,19 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 	}
 	var refused []error
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
-		d, before := t.modules[name], a.now.Modules[name]
-		if d.Err != nil || before == d {
+		d := t.modules[name]
+		if d.Err != nil || now[name] == d {
 			continue
 		}
-		if !used[name] && !d.SameProgram(before) { // rejected now and not when the first service appears
+		if !used[name] && !d.SameProgram(now[name]) { // rejected now and not when the first service appears
 			if err := k.Verify(name); err != nil {
 				return err
 			}
 		}
 		if d.Limits().ByOperator() {
 			c := d.Candidate()
-			c.Measure = func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.AttachedHooks()...) }
-			refused = append(refused, a.budgets.Check(c))
+			c.Measure = func() (chain.Cost, error) { return k.Measure(name, d.AttachedHooks()...) }
+			refused = append(refused, budgets.Check(c))
 		}
 		k.Close() // one module's maps at a time
 	}
@@ -49,18 +49,18 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 
 // compareCosts measures the modules that a change would change, as they run and as they would, one right after the
 // other. Packets of the node meet neither.
-func (a *Agent) compareCosts(t target, k kernel) (out []v1.CostChange) {
+func (k kernel) compareCosts(before map[string]*deploy.Module, t target) (out []v1.CostChange) {
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
-		d, before := t.modules[name], a.now.Modules[name]
-		if d.Err != nil || before != nil && before.Err == nil && costsAs(before, d) {
+		d, was := t.modules[name], before[name]
+		if d.Err != nil || was != nil && was.Err == nil && costsAs(was, d) {
 			continue
 		}
-		c := v1.CostChange{Module: name, After: a.costOf(k, d)}
+		c := v1.CostChange{Module: name, After: costOf(k.Bound, d)}
 		k.Close() // one module's maps at a time
-		if before != nil && before.Err == nil {
-			alone := a.alone(before)
-			c.Before = a.costOf(alone, before)
-			alone.Close()
+		if was != nil && was.Err == nil {
+			b := alone(k.Dataplane, was)
+			c.Before = costOf(b, was)
+			b.Close()
 		}
 		out = append(out, c)
 	}
@@ -73,14 +73,14 @@ func costsAs(a, b *deploy.Module) bool {
 }
 
 // costOf measures a module; nil if it cannot be measured.
-func (a *Agent) costOf(k kernel, d *deploy.Module) *v1.Cost {
-	cost, err := k.Measure(&a.meter, d.Name(), d.AttachedHooks()...)
+func costOf(b *dataplane.Bound, d *deploy.Module) *v1.Cost {
+	cost, err := b.Measure(d.Name(), d.AttachedHooks()...)
 	return apply.Measured{Cost: cost, At: time.Now(), Err: err}.View()
 }
 
 // alone returns the data plane with one module. It needs neither its control plane nor a lock.
-func (a *Agent) alone(d *deploy.Module) kernel {
-	return kernel{a.dp.Bind(map[string]dataplane.Module{d.Name(): d.Dataplane}), a.observeKernel}
+func alone(dp *dataplane.Dataplane, d *deploy.Module) *dataplane.Bound {
+	return dp.Bind(map[string]dataplane.Module{d.Name(): d.Dataplane})
 }
 
 // candidates are the modules that run, each to be measured on maps of its own.
@@ -96,10 +96,10 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 		}
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			k := a.alone(d)
-			k.Background = true
-			defer k.Close()
-			return k.Measure(&a.meter, name, d.AttachedHooks()...)
+			b := alone(a.dp, d)
+			b.Background = true
+			defer b.Close()
+			return b.Measure(name, d.AttachedHooks()...)
 		}
 		out = append(out, c)
 	}

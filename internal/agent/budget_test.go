@@ -132,7 +132,7 @@ func TestMeasuresBeforeForBudgets(t *testing.T) {
 			t.Fatal(err)
 		}
 		k := n.kernelOf(prepared)
-		if err := n.admit(n.target(next, prepared, seen), k, nil); err != nil {
+		if err := k.admit(nil, n.target(next, prepared, seen), nil, n.budgets); err != nil {
 			t.Fatal(err)
 		}
 		k.Close()

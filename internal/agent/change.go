@@ -143,7 +143,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	}
 	warnings, busy, k := t.Warnings(points), a.busy, a.kernelOf(t.modules)
 	defer k.Close()
-	if err := a.admit(t, k, points); err != nil {
+	if err := k.admit(a.now.Modules, t, points, a.budgets); err != nil {
 		return done, forOperator(err)
 	}
 	if how == execute {
@@ -173,7 +173,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	}
 	done.warnings = warnings
 	if how == verifyOnly {
-		done.costs = a.compareCosts(t, k)
+		done.costs = k.compareCosts(a.now.Modules, t)
 	}
 	if how == execute {
 		a.Took.Observe(r.Took.Seconds())

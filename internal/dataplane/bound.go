@@ -143,10 +143,10 @@ func (b *Bound) Verify(module string) error {
 }
 
 // Measure measures a module on the hooks given. Errors are chain.ErrNotMeasured, with the cost as far as it is known.
-func (b *Bound) Measure(m *Meter, module string, hooks ...chain.Hook) (chain.Cost, error) {
+func (b *Bound) Measure(module string, hooks ...chain.Hook) (chain.Cost, error) {
 	g, err := b.sample(module)
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
 	}
-	return m.measure(g, hooks, b.Background)
+	return b.meter.measure(g, hooks, b.Background)
 }

@@ -46,6 +46,7 @@ type Dataplane struct {
 	counts countReader
 	tracer *tracer // of the sessions of traces that run
 	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
+	meter  meter
 
 	mayExpedite atomic.Bool
 	expediting  expediting
@@ -56,6 +57,7 @@ type Dataplane struct {
 func (d *Dataplane) Close() {
 	d.background.Wait()
 	d.links.Close()
+	d.meter.Close()
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.

@@ -19,9 +19,9 @@ import (
 // more than some times as long.
 const MeasureTime = 30 * time.Millisecond
 
-// Meter measures modules. It keeps the chains that it compares with, as loading one takes about as long as the
+// meter measures modules. It keeps the chains that it compares with, as loading one takes about as long as the
 // measurement. The zero value is ready; it may be used by several at once.
-type Meter struct {
+type meter struct {
 	mu         sync.Mutex
 	references map[reference]*linkedChain
 }
@@ -33,7 +33,7 @@ type reference struct {
 }
 
 // Close frees the chains. None may be measured with any more.
-func (m *Meter) Close() {
+func (m *meter) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range m.references {
@@ -45,7 +45,7 @@ func (m *Meter) Close() {
 // measure runs representative packets through a map set alone, on the hooks given, in every direction that the
 // module has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One
 // that a module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
-func (m *Meter) measure(g *mapSet, hooks []chain.Hook, background bool) (chain.Cost, error) {
+func (m *meter) measure(g *mapSet, hooks []chain.Hook, background bool) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
@@ -70,7 +70,7 @@ func (m *Meter) measure(g *mapSet, hooks []chain.Hook, background bool) (chain.C
 }
 
 // compare compares a chain of one module with one that only parses.
-func (m *Meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]chain.PacketCost, error) {
+func (m *meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]chain.PacketCost, error) {
 	hook := c.spec.Side.Hook()
 	only, err := m.reference(reference{hook, hook == chain.XDP && frags && haveXDPFrags()})
 	if err != nil {
@@ -81,7 +81,7 @@ func (m *Meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]c
 
 // reference returns an empty chain, whose time is subtracted from that of a module's. It is linked once for each hook
 // and kept.
-func (m *Meter) reference(r reference) (*linkedChain, error) {
+func (m *meter) reference(r reference) (*linkedChain, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c := m.references[r]; c != nil {

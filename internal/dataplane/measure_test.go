@@ -15,17 +15,17 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-func newMeter(t *testing.T) *Meter {
+func newMeter(t *testing.T) *Dataplane {
 	needsRoot(t)
-	m := &Meter{}
-	t.Cleanup(m.Close)
-	return m
+	d := &Dataplane{layout: layout{t.TempDir()}}
+	t.Cleanup(d.meter.Close)
+	return d
 }
 
-func measure(t *testing.T, meter *Meter, m Module, hooks ...chain.Hook) (chain.Cost, error) {
-	b := (&Dataplane{layout: layout{t.TempDir()}}).Bind(map[string]Module{m.Name: m})
+func measure(t *testing.T, d *Dataplane, m Module, hooks ...chain.Hook) (chain.Cost, error) {
+	b := d.Bind(map[string]Module{m.Name: m})
 	t.Cleanup(b.Close)
-	return b.Measure(meter, m.Name, hooks...)
+	return b.Measure(m.Name, hooks...)
 }
 
 // Every step of spin takes a nanosecond at least, and pass two map accesses: between them is room for all noise.
@@ -108,9 +108,9 @@ func TestSharedMaps(t *testing.T) {
 	modules["later"] = later
 	b := w.Bind(modules)
 	t.Cleanup(b.Close)
-	meter, ids := newMeter(t), map[ebpf.MapID]bool{}
+	ids := map[ebpf.MapID]bool{}
 	for _, name := range []string{"a", "b"} {
-		if _, err := b.Measure(meter, name, chain.TC); err != nil {
+		if _, err := b.Measure(name, chain.TC); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -119,7 +119,7 @@ func TestSharedMaps(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := b.Measure(meter, "later", chain.TC); err != nil {
+	if _, err := b.Measure("later", chain.TC); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"a", "b"} {
