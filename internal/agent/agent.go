@@ -188,9 +188,9 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 			return nil, err // no interface with a nil pointer in it
 		}
 		return k, nil
-	})
+	}, st.RecoveryPending)
 	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, Model: a.models.Status,
-		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, Mode: dp.Mode,
+		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, SetProblem: a.sets.Problem, Mode: dp.Mode,
 		Programs: dp.Programs, Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	events := history.OpenEvents(cfg.Paths.History(), func(err error) { log.Warn("events are not stored", "error", err) })
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
@@ -419,7 +419,7 @@ func (a *Agent) retryFailed() {
 			continue
 		}
 		again := sets.State{Desired: a.now.Desired, Modules: map[string]*deploy.Module{name: next}}
-		if err := sets.Check(a.presentSets(), again); err != nil {
+		if err := sets.Check(a.now.Sets(), again); err != nil {
 			next.Release(d)
 			failed := *d
 			failed.Err = err

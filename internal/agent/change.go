@@ -131,7 +131,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 			deploy.ReleaseAll(prepared, a.now.Modules)
 		}
 	}()
-	if err := sets.Check(a.presentSets(), t.sets()); err != nil {
+	if err := sets.Check(a.now.Sets(), t.sets()); err != nil {
 		return done, err
 	}
 	points, err := t.Place()
@@ -148,7 +148,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	}
 	if how == execute {
 		defer func() { a.restoreSets(err) }()
-		if err := a.fillSets(t.sets()); err != nil {
+		if err := a.sets.Fill(a.now.Desired, t.sets()); err != nil {
 			return done, forOperator(err)
 		}
 	}
@@ -187,11 +187,12 @@ func (a *Agent) afterChange(t target, changes resource.Changes) []string {
 	a.budgets.Poke()
 	a.watcher.Set(specs(t.desired))
 	a.announce(changes)
-	if a.now.SetsProblem == nil {
+	problem := a.sets.Problem("")
+	if problem == nil {
 		return nil
 	}
 	a.requestReconcile()
-	return []string{a.now.SetsProblem.Error() + "; trying again"}
+	return []string{problem.Error() + "; trying again"}
 }
 
 // failed returns the error of a change for its client. What could not be undone is reconciled soon.
@@ -238,7 +239,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.busy = r.Busy
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))
-	a.retainSets()
+	a.sets.Retain(a.now.Sets())
 	poke(a.converged)
 	poke(a.selected)
 	return r, nil
@@ -286,14 +287,14 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 
 // commitOnly commits changes that need nothing in the kernel but elements of sets.
 func (a *Agent) commitOnly(next resource.State, c resource.Changes, dryRun bool) (err error) {
-	now := a.presentSets()
+	now := a.now.Sets()
 	then := sets.State{Desired: next, Modules: now.Modules, Services: now.Services}
 	if err := sets.Check(now, then); err != nil || dryRun || c.Len() == 0 {
 		return err
 	}
 	defer func() { a.restoreSets(err) }()
 	if c.OfKind(resource.Set).Len() > 0 {
-		if err := a.fillSets(then); err != nil {
+		if err := a.sets.Fill(now.Desired, then); err != nil {
 			return &apierrors.Unavailable{Reason: err.Error()}
 		}
 	}
@@ -312,7 +313,7 @@ func (a *Agent) announce(c resource.Changes) {
 	services, models := c.OfKind(resource.VirtualService), c.OfKind(resource.Model)
 	a.virtual.Apply(resource.VirtualService.Of(services.Put), removed(services))
 	a.models.Apply(resource.Model.Of(models.Put), removed(models))
-	a.retainSets()
+	a.sets.Retain(a.now.Sets())
 }
 
 // removed returns the names of resources that changes remove.
@@ -365,13 +366,13 @@ func (a *Agent) reconcileTo(t target) error {
 	}
 	k := a.kernelOf(t.modules)
 	defer k.Close()
-	_ = a.fillSets(t.sets()) // SetsProblem: it keeps no chain from being attached
+	_ = a.sets.Fill(a.now.Desired, t.sets()) // its Problem keeps no chain from being attached
 	r, err := a.converge(t, k, points, a.store.RecoveryPending(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { a.forgetTraces(); return nil },
 	})
 	if err != nil {
-		return errors.Join(err, a.now.SetsProblem)
+		return errors.Join(err, a.sets.Problem(""))
 	}
 	a.mu.Lock()
 	for _, text := range a.now.NoteOrder(r, points) {
@@ -381,7 +382,7 @@ func (a *Agent) reconcileTo(t target) error {
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}
-	return errors.Join(append(slices.Collect(maps.Values(r.Busy)), a.now.SetsProblem)...)
+	return errors.Join(append(slices.Collect(maps.Values(r.Busy)), a.sets.Problem(""))...)
 }
 
 // forgetTraces removes what a trace of a killed agent has left.

@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"cmp"
 	"context"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -11,33 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
-	"github.com/kerb-edge/kerb/internal/sets"
 )
-
-// presentSets is the state that the sets in the kernel follow from.
-func (a *Agent) presentSets() sets.State {
-	return sets.State{Desired: a.now.Desired, Modules: a.now.Modules, Services: a.now.Services}
-}
-
-// fillSets writes the sets of the next state, and has problems of them reported.
-func (a *Agent) fillSets(next sets.State) error {
-	failed, selected, err := a.sets.Fill(a.now.Desired, next)
-	a.mu.Lock()
-	a.now.SetsProblem, a.now.SetProblems = cmp.Or(err, selected), failed
-	a.mu.Unlock()
-	return err
-}
-
-// retainSets removes the sets that are not desired from the kernel. As long as the state of a damaged store is missing,
-// what runs may need them.
-func (a *Agent) retainSets() {
-	if a.store.RecoveryPending() {
-		return
-	}
-	if err := a.sets.Retain(a.presentSets()); err != nil {
-		a.log.Warn("sets that were deleted remain in the kernel", "error", err)
-	}
-}
 
 // restoreSets makes the sets in the kernel what they were before a change, if that has failed. If they cannot be
 // restored, reconciliations try it again.
@@ -45,11 +18,11 @@ func (a *Agent) restoreSets(failed error) {
 	if failed == nil {
 		return
 	}
-	if err := a.fillSets(a.presentSets()); err != nil {
+	if err := a.sets.Fill(a.now.Desired, a.now.Sets()); err != nil {
 		a.log.Error("sets cannot be restored; trying again", "error", err)
 		a.requestReconcile()
 	}
-	a.retainSets()
+	a.sets.Retain(a.now.Sets())
 }
 
 // ChangeSet adds and deletes elements of a set: in the kernel, then in the store. If either fails, both are as before.

@@ -7,6 +7,7 @@
 package sets
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -14,6 +15,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"unsafe"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -49,15 +51,21 @@ type Sets struct {
 
 	log      *slog.Logger
 	open     func(create bool) (Kernel, error)
+	keepAll  func() bool
 	services map[uint64][]netip.Prefix // addresses by selector, as written
 	hashes   map[string]elementsHash   // by name of a set
 	leftOut  []string                  // addresses that services have and sets do not, as last logged
+
+	mu       sync.Mutex // guards what the last Fill left undone
+	problem  error
+	problems map[string]error // by set
 }
 
 // New returns sets whose kernel is opened when it is needed. open returns nil if there are no maps and create is not
-// set.
-func New(log *slog.Logger, open func(create bool) (Kernel, error)) *Sets {
-	return &Sets{log: log, open: open, services: map[uint64][]netip.Prefix{}, hashes: map[string]elementsHash{}}
+// set. While keepAll, Retain removes nothing.
+func New(log *slog.Logger, open func(create bool) (Kernel, error), keepAll func() bool) *Sets {
+	return &Sets{log: log, open: open, keepAll: keepAll, services: map[uint64][]netip.Prefix{},
+		hashes: map[string]elementsHash{}}
 }
 
 // Close closes the maps.
@@ -67,10 +75,29 @@ func (s *Sets) Close() {
 	}
 }
 
+// Problem returns why the last Fill has not written a set; with an empty name, why it has not written all that it was
+// to write. It is safe for concurrent use.
+func (s *Sets) Problem(set string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if set == "" {
+		return s.problem
+	}
+	return s.problems[set]
+}
+
 // Fill writes all sets of the next state before modules meet them. What is not desired any more stays: see Retain. A
-// set that fails keeps no other one from being written. An error of selected services keeps nothing else from running:
-// services change their addresses themselves, and reconciliation tries again.
-func (s *Sets) Fill(now resource.State, next State) (failed map[string]error, selected, err error) {
+// set that fails keeps no other one from being written. An error of selected services is a Problem alone: services
+// change their addresses themselves, and reconciliation tries again.
+func (s *Sets) Fill(now resource.State, next State) error {
+	failed, selected, err := s.fillAll(now, next)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.problem, s.problems = cmp.Or(err, selected), failed
+	return err
+}
+
+func (s *Sets) fillAll(now resource.State, next State) (failed map[string]error, selected, err error) {
 	if s.Kernel == nil {
 		s.Kernel, err = s.open(len(next.references()) > 0)
 		if err == nil && s.Kernel == nil {
@@ -244,9 +271,9 @@ func missingFrom(all, others []netip.Prefix) (out []netip.Prefix) {
 }
 
 // Retain removes the sets that are not desired from the kernel.
-func (s *Sets) Retain(now State) error {
-	if s.Kernel == nil {
-		return nil
+func (s *Sets) Retain(now State) {
+	if s.Kernel == nil || s.keepAll() {
+		return
 	}
 	keep := map[uint64]bool{}
 	for id := range now.ids() {
@@ -256,5 +283,7 @@ func (s *Sets) Retain(now State) error {
 		return !keep[sdk.SetReference{Set: name}.ID()]
 	})
 	maps.DeleteFunc(s.services, func(id uint64, _ []netip.Prefix) bool { return !keep[id] })
-	return s.Kernel.Retain(keep)
+	if err := s.Kernel.Retain(keep); err != nil {
+		s.log.Warn("sets that were deleted remain in the kernel", "error", err)
+	}
 }

@@ -21,18 +21,16 @@ import (
 // Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent
 // use.
 type Node struct {
-	Desired     resource.State
-	Modules     map[string]*deploy.Module
-	Services    map[string]service.State // at the last reconciliation
-	Points      plan.Placements
-	Sockets     *observe.Sockets       // nil before the first reconciliation
-	NoReplies   map[int]error          // interfaces whose other end does not receive replies of native XDP
-	Problem     error                  // of the last reconciliation
-	SetsProblem error                  // of the last write of sets to the kernel
-	SetProblems map[string]error       // the same by set
-	Reordered   map[chain.Point]string // chains that a reconciliation, not a change, has given another order
-	Functions   bool                   // in chains, modules stay functions
-	former      formerDroppers
+	Desired   resource.State
+	Modules   map[string]*deploy.Module
+	Services  map[string]service.State // at the last reconciliation
+	Points    plan.Placements
+	Sockets   *observe.Sockets       // nil before the first reconciliation
+	NoReplies map[int]error          // interfaces whose other end does not receive replies of native XDP
+	Problem   error                  // of the last reconciliation
+	Reordered map[chain.Point]string // chains that a reconciliation, not a change, has given another order
+	Functions bool                   // in chains, modules stay functions
+	former    formerDroppers
 
 	Sources
 }
@@ -50,6 +48,7 @@ type Sources struct {
 	Programs   func(chain.Point) []string              // all that run there, foreign ones included
 	Interfaces func() map[string]service.Link          // of the node
 	LostMetric func(module string) string              // one that is not exported, as its name is taken
+	SetProblem func(set string) error                  // why the kernel does not have it as it is stored
 }
 
 // Virtual are the virtual services.
