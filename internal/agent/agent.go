@@ -75,10 +75,9 @@ type Agent struct {
 	selected   chan struct{} // modules may select other cgroups
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
-	functions atomic.Bool                 // as configured: the next reconciliation makes modules functions
-	group     group                       // guards itself
-	changes   sync.Mutex                  // one change at a time, which may wait for control planes
+	functions atomic.Bool // as configured: the next reconciliation makes modules functions
+	group     group       // guards itself
+	changes   sync.Mutex  // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
@@ -205,10 +204,9 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.live = live.New(log, dp, a.control)
 	a.now.Counters = a.live.Counters
 	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
-		Dataplane: dp, Live: a.live, Look: a.look, Programs: a.programs, EventLog: events,
-		ProcessName: a.integrations.NameOf,
-		ChangeLog:   history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
-		Started:     time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events, ProcessName: a.integrations.NameOf,
+		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
+		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
 	a.Samples = samples.OpenSampler(samplesDir(cfg), log)
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))

@@ -29,7 +29,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
-	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sockprobe"
@@ -327,20 +326,6 @@ func TestTraceOfSockets(t *testing.T) {
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", map[string]any{"only_port": float64(1)}))
 	if err := <-done; !errors.As(err, &conflict) {
 		t.Errorf("after a change of the module: %v", err)
-	}
-}
-
-// Of services in one network namespace the one that a trace is about is named, or else always the same.
-func TestServicesInOneNamespace(t *testing.T) {
-	a := &Agent{}
-	if got := a.servicesByNetns(""); len(got) != 0 {
-		t.Errorf("without modules on sockets: %v", got)
-	}
-	a.now.Sockets = &observe.Sockets{Cookies: map[string]uint64{"c": 1, "b": 1, "a": 1, "d": 2}}
-	for preferred, want := range map[string]string{"": "a", "a": "a", "b": "b", "c": "c", "d": "a"} {
-		if got := a.servicesByNetns(preferred); got[1] != want || got[2] != "d" {
-			t.Errorf("%q: %v", preferred, got)
-		}
 	}
 }
 

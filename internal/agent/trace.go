@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/trace"
 )
@@ -43,7 +42,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	points, err := a.tracedPoints(r, &f)
+	points, err := a.now.TracedPoints(r, &f)
 	if err != nil {
 		return nil, err
 	}
@@ -67,52 +66,13 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
-		Name: trace.NoteValues(a.live.Planes()), Services: a.servicesByNetns(r.Service), Follow: packets > 1 || f.After})
+		Name: trace.NoteValues(a.live.Planes()), Follow: packets > 1 || f.After,
+		Services: a.now.Sockets.ServicesByNetns(r.Service)})
 	if err := traced.Missing(); err != nil {
 		session.Warning = "no drops of the kernel are shown: " + err.Error()
 	}
 	a.traces = append(a.traces, session)
 	return session, nil
-}
-
-// tracedPoints are the attach points that a request is about. f gets the network namespace of its service.
-func (a *Agent) tracedPoints(r v1.TraceRequest, f *dataplane.TraceFilter) (plan.Placements, error) {
-	m := a.now.Modules[r.Module]
-	alone := m != nil && m.Sockets // that module sees no packets
-	messages := alone || r.Messages
-	if messages && f.Expression != nil {
-		return nil, &apierrors.Invalid{Field: "program", Reason: "expressions select frames, which messages do not " +
-			"have: use host, port, service, module or verdict"}
-	}
-	if a.now.Sockets != nil {
-		f.Netns = a.now.Sockets.Cookies[r.Service]
-	}
-	out := plan.Placements{}
-	for p, place := range a.now.Points {
-		wanted := messages && (r.Service == "" || f.Netns != 0) && (!alone || p.Module == r.Module)
-		if p.Side.SeesPackets() {
-			wanted = !alone && (r.Service == "" || place.Service == r.Service)
-		}
-		if wanted {
-			out[p] = place
-		}
-	}
-	return out, nil
-}
-
-// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces. Of
-// several in one it is preferred, or else the first by name.
-func (a *Agent) servicesByNetns(preferred string) map[uint64]string {
-	out := map[uint64]string{}
-	if a.now.Sockets == nil {
-		return out
-	}
-	for name, netns := range a.now.Sockets.Cookies {
-		if other, taken := out[netns]; !taken || name == preferred || other != preferred && name < other {
-			out[netns] = name
-		}
-	}
-	return out
 }
 
 const (
@@ -164,7 +124,7 @@ func (a *Agent) observeKernel() (chain.State, error) {
 		return state, err
 	}
 	trace.ShowPlain(a.traces, state)
-	a.seen.Store(&state)
+	a.Seen.Store(&state)
 	return state, nil
 }
 
@@ -173,35 +133,11 @@ func (a *Agent) observeKernel() (chain.State, error) {
 func (a *Agent) look(patience time.Duration) (chain.State, error) {
 	const step = 5 * time.Millisecond
 	for waited := time.Duration(0); !a.changes.TryLock(); waited += step {
-		if seen := a.seen.Load(); seen != nil && waited >= patience {
+		if seen := a.Seen.Load(); seen != nil && waited >= patience {
 			return *seen, nil
 		}
 		time.Sleep(step)
 	}
 	defer a.changes.Unlock()
 	return a.observeKernel()
-}
-
-// programs returns the kernel's ids of the programs on some points. As long as these run what was seen last, no change
-// has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as look says. If
-// brief, that they were seen suffices.
-func (a *Agent) programs(points []chain.Point, brief bool) map[chain.Point]uint32 {
-	if seen := a.seen.Load(); seen != nil {
-		known := seen.Programs()
-		changed := func(p chain.Point) bool {
-			if brief {
-				return known[p] == 0
-			}
-			program, err := a.dp.Program(p)
-			return err != nil || program != known[p]
-		}
-		if !slices.ContainsFunc(points, changed) {
-			return known
-		}
-	}
-	state, err := a.Look(time.Second)
-	if err != nil {
-		a.log.Warn("cannot read the state of the kernel", "error", err)
-	}
-	return state.Programs()
 }

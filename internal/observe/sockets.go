@@ -21,6 +21,21 @@ type Sockets struct {
 	View    error                    // why cgroups of other containers are not seen
 }
 
+// ServicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces. Of
+// several in one it is preferred, or else the first by name.
+func (s *Sockets) ServicesByNetns(preferred string) map[uint64]string {
+	out := map[uint64]string{}
+	if s == nil {
+		return out
+	}
+	for name, netns := range s.Cookies {
+		if other, taken := out[netns]; !taken || name == preferred || other != preferred && name < other {
+			out[netns] = name
+		}
+	}
+	return out
+}
+
 // ServiceKey is the key of a service in Errs.
 func ServiceKey(name string) string { return "service " + name }
 

@@ -38,3 +38,17 @@ func TestCgroupsAreWatchedIfSelected(t *testing.T) {
 		}
 	})
 }
+
+// Of services in one network namespace the one that a trace is about is named, or else always the same.
+func TestServicesInOneNamespace(t *testing.T) {
+	var none *Sockets
+	if got := none.ServicesByNetns(""); len(got) != 0 {
+		t.Errorf("without modules on sockets: %v", got)
+	}
+	some := &Sockets{Cookies: map[string]uint64{"c": 1, "b": 1, "a": 1, "d": 2}}
+	for preferred, want := range map[string]string{"": "a", "a": "a", "b": "b", "c": "c", "d": "a"} {
+		if got := some.ServicesByNetns(preferred); got[1] != want || got[2] != "d" {
+			t.Errorf("%q: %v", preferred, got)
+		}
+	}
+}

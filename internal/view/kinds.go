@@ -3,6 +3,7 @@
 package view
 
 import (
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -60,7 +61,7 @@ func (v *Views) service(name string, brief bool) resource.Object {
 	v.Lock.Lock()
 	points := v.Now.ServicePoints(name)
 	v.Lock.Unlock()
-	programs := v.Programs(points, brief)
+	programs := v.programsOn(points, brief)
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
 	s, ok := resource.Service.Get(v.Now.Desired, name)
@@ -82,6 +83,26 @@ func (v *Views) programs() map[chain.Point]uint32 {
 		v.Log.Warn("cannot read the state of the kernel", "error", err)
 	}
 	return state.Programs()
+}
+
+// programsOn returns the kernel's ids of the programs on some points. As long as these run what was seen last, no
+// change has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as Look
+// says. If brief, that they were seen suffices.
+func (v *Views) programsOn(points []chain.Point, brief bool) map[chain.Point]uint32 {
+	if seen := v.Seen.Load(); seen != nil {
+		known := seen.Programs()
+		changed := func(p chain.Point) bool {
+			if brief {
+				return known[p] == 0
+			}
+			program, err := v.Dataplane.Program(p)
+			return err != nil || program != known[p]
+		}
+		if !slices.ContainsFunc(points, changed) {
+			return known
+		}
+	}
+	return v.programs()
 }
 
 func (v *Views) virtualServices() func(string) resource.Object {

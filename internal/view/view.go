@@ -42,9 +42,7 @@ type Views struct {
 	Samples   *samples.Sampler
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
 	Look func(patience time.Duration) (chain.State, error)
-	// Programs returns the kernel's ids of the programs on some points; brief if it is to ask the kernel only for points
-	// that were not seen before.
-	Programs func(points []chain.Point, brief bool) map[chain.Point]uint32
+	Seen atomic.Pointer[chain.State] // by the last Look
 	// ProcessName returns what a client's process is known as, empty if it is not.
 	ProcessName func(pid int) string
 	Started     time.Time
