@@ -127,7 +127,7 @@ func TestMeasuresBeforeForBudgets(t *testing.T) {
 		}
 		next := resource.State{}
 		next.Put(resource.Objects(m)[0])
-		seen, err := n.observe(next)
+		seen, err := n.observer.Observe(n.now.Observation(next))
 		if err != nil {
 			t.Fatal(err)
 		}

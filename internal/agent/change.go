@@ -46,7 +46,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		return result, errors.Join(rejected, a.commitOnly(next, changes, r.DryRun || rejected != nil))
 	}
 	prepared, err := a.preparer.All(current(next, modules), a.now.Modules, rejected == nil && !r.DryRun)
-	seen, unseen := a.observe(next) // after control planes have started, which may take long
+	seen, unseen := a.observer.Observe(a.now.Observation(next)) // after control planes have started, which may take long
 	if unseen == nil {
 		unseen = checkServices(seen)
 	}
@@ -86,7 +86,7 @@ func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
 	if !changes.InKernel() {
 		return result, a.commitOnly(next, changes, r.DryRun)
 	}
-	seen, err := a.observe(next)
+	seen, err := a.observer.Observe(a.now.Observation(next))
 	if err != nil {
 		return result, err
 	}
@@ -161,7 +161,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 				return err
 			}
 			a.log.Debug("step", "step", "store the desired state")
-			if err := a.commit(t.desired, changes, keep); err != nil {
+			if err := a.store.CommitNext(t.desired, changes, keep); err != nil {
 				return &commitError{err}
 			}
 			return nil
@@ -324,17 +324,6 @@ func removed(c resource.Changes) (names []string) {
 	return names
 }
 
-// commit stores the next desired state, which differs from the present one by changes.
-func (a *Agent) commit(next resource.State, changes resource.Changes, keep bool) error {
-	if a.store.RecoveryPending() && !keep {
-		return a.store.Acknowledge(next)
-	}
-	if changes.Len() == 0 {
-		return nil
-	}
-	return a.store.CommitChanges(changes)
-}
-
 // reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
 // kernel rejects now is disabled by its failure policy, and a point that another program holds is skipped, instead of
 // keeping all others from running.
@@ -342,7 +331,7 @@ func (a *Agent) reconcile() error {
 	a.mu.Lock()
 	a.now.Functions = a.functions.Load()
 	a.mu.Unlock()
-	seen, err := a.observe(a.now.Desired)
+	seen, err := a.observer.Observe(a.now.Observation(a.now.Desired))
 	if err == nil {
 		err = a.reconcileTo(a.target(a.now.Desired, nil, seen))
 	}

@@ -162,7 +162,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	if len(accepted) < 2 {
 		return all
 	}
-	seen, err := a.observe(next)
+	seen, err := a.observer.Observe(a.now.Observation(next))
 	if err != nil {
 		return all
 	}

@@ -29,14 +29,6 @@ func (t target) sets() sets.State {
 	return sets.State{Desired: t.desired, Modules: t.modules, Services: t.Observed.Services}
 }
 
-// observe finds the services and interfaces that the next desired state is about.
-func (a *Agent) observe(next resource.State) (observe.Snapshot, error) {
-	return a.observer.Observe(observe.Request{
-		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.now.Desired)),
-		Modules: maps.Collect(resource.Module.All(next)), Last: a.now.Services,
-	})
-}
-
 // target joins a desired state, its modules and what was observed for it. Modules that were not prepared for it are as
 // they are, also those that cannot run: a package or kernel that has changed since must neither change them nor block a
 // change of others.

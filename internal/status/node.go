@@ -84,6 +84,13 @@ func (nd *Node) Running() (map[string]chain.Spec, map[string]dataplane.Module) {
 	return chains, modules
 }
 
+// Observation is what is observed for the next desired state: the services and interfaces that it is about.
+func (nd *Node) Observation(next resource.State) observe.Request {
+	return observe.Request{Services: maps.Collect(resource.Service.All(next)),
+		Before:  maps.Collect(resource.Service.All(nd.Desired)),
+		Modules: maps.Collect(resource.Module.All(next)), Last: nd.Services}
+}
+
 // RecordAgent records the conditions of the agent.
 func (nd *Node) RecordAgent() []v1.Condition {
 	return nd.Recorder.Record(Itself, 0, nd.agentConditions(nd.Agent()))

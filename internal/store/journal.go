@@ -320,3 +320,15 @@ func (s *Store) hasBase(base []byte) (same bool) {
 	})
 	return same && err == nil
 }
+
+// CommitNext commits the next state, which differs from the present one by changes: all of it if a damaged store has
+// lost the present one, unless what runs is to be kept.
+func (s *Store) CommitNext(next resource.State, c resource.Changes, keep bool) error {
+	if s.RecoveryPending() && !keep {
+		return s.Acknowledge(next)
+	}
+	if c.Len() == 0 {
+		return nil
+	}
+	return s.CommitChanges(c)
+}
