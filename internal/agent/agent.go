@@ -77,7 +77,8 @@ type Agent struct {
 
 	functions atomic.Bool // as configured: the next reconciliation makes modules functions
 	group     group       // guards itself
-	changes   sync.Mutex  // one change at a time, which may wait for control planes
+	journal   journal
+	changes   sync.Mutex // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
@@ -194,7 +195,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	events := history.OpenEvents(cfg.Paths.History(), func(err error) { log.Warn("events are not stored", "error", err) })
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.ServiceOf}, Arrive: dataplane.Arrive,
-		OnChange: a.changed(v1.KindModule), OnEvent: events.OfControlPlane,
+		OnChange: a.now.Recorder.EnqueueKind(v1.KindModule), OnEvent: events.OfControlPlane,
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
@@ -207,11 +208,12 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events, ProcessName: a.integrations.NameOf,
 		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
 		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+	a.journal = journal{&a.Views}
 	a.Samples = samples.OpenSampler(samplesDir(cfg), log)
-	a.virtual.OnChange(a.changed(v1.KindVirtualService))
-	a.models.OnChange(a.changed(v1.KindModel))
+	a.virtual.OnChange(a.now.Recorder.EnqueueKind(v1.KindVirtualService))
+	a.models.OnChange(a.now.Recorder.EnqueueKind(v1.KindModel))
 	a.observer = observe.New(a.watcher, cmp.Or(cfg.Cgroup, "/"))
-	a.recordEvents()
+	recordEvents(a.now.Recorder, events)
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
 		Maps: a.live.Maps, Free: func(m sdk.Maps) bool { return dp.Free(m) == nil }}
 	a.restore(cfg.Paths)
@@ -223,11 +225,6 @@ func (a *Agent) reload(cfg config.Config) error {
 	a.functions.Store(cfg.ModuleFunctions)
 	a.requestReconcile()
 	return nil
-}
-
-// changed returns a function that has the status of a resource of a kind recorded.
-func (a *Agent) changed(kind string) func(name string) {
-	return func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: kind, Name: name}) }
 }
 
 // itself is what the agent's own conditions are about.
@@ -307,11 +304,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.follow(ctx) })
 	wg.Go(func() { calm{a, map[string]bool{}}.run(ctx) })
-	wg.Go(func() {
-		a.budgets.Run(ctx, a.candidates, func(module string) {
-			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
-		})
-	})
+	wg.Go(func() { a.budgets.Run(ctx, a.candidates, a.now.Recorder.EnqueueKind(v1.KindModule)) })
 	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
 	wg.Go(func() { observe.WatchCgroups(ctx, a.selected, a.selectedCgroups, a.requestReconcile) })
 	wg.Go(func() { a.Samples.Run(ctx, a.Sample) })

@@ -14,11 +14,11 @@ import (
 )
 
 // audit logs a change: the client, the resources and the outcome.
-func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
+func (j journal) audit(ctx context.Context, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return
 	}
-	by := slog.Any("by", serve.Caller(ctx, a.integrations.NameOf))
+	by := slog.Any("by", serve.Caller(ctx, j.ProcessName))
 	logged := false
 	for _, c := range result.Changes {
 		switch {
@@ -26,14 +26,14 @@ func (a *Agent) audit(ctx context.Context, result v1.ApplyResult, err error) {
 			continue
 		case err != nil:
 			why := refusalOf(c, err)
-			a.log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", why)
+			j.Log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", why)
 		default:
-			a.log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
+			j.Log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
 		}
 		logged = true
 	}
 	if err != nil && !logged {
-		a.log.Warn("change refused", by, "error", err)
+		j.Log.Warn("change refused", by, "error", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/memtrim"
@@ -16,6 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/status"
 )
 
 // Requests that only add, change or delete services and arrive while another change is executed share one plan, one
@@ -26,13 +29,15 @@ import (
 type grouped struct {
 	server.Request
 	deletion *server.Deletion // instead of the request, of which By counts
-	attempt
-	ctx     context.Context // of the client
-	result  v1.ApplyResult
-	err     error
-	done    chan struct{}
-	changes resource.Changes // as part of a group
-	points  map[int]bool     // interfaces of services that it deletes
+	before   resource.State   // when it is its turn
+	began    time.Time
+	reverts  int64           // number of the change that it reverts
+	ctx      context.Context // of the client
+	result   v1.ApplyResult
+	err      error
+	done     chan struct{}
+	changes  resource.Changes // as part of a group
+	points   map[int]bool     // interfaces of services that it deletes
 }
 
 // change makes the desired state what the client asks for.
@@ -81,31 +86,23 @@ func canShareDeletion(r server.Deletion) bool {
 }
 
 // Apply creates or updates resources: all of them or none.
-func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
-	if !canShare(r) {
-		a.changes.Lock()
-		defer a.changes.Unlock()
-		at := a.begin()
-		defer func() { a.record(ctx, r.By, at, result, err) }()
-		return a.apply(r)
-	}
-	return a.share(&grouped{Request: r, ctx: ctx})
+func (a *Agent) Apply(ctx context.Context, r server.Request) (v1.ApplyResult, error) {
+	return a.submit(&grouped{Request: r, ctx: ctx}, canShare(r))
 }
 
 // Delete removes resources: all of them or none.
-func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyResult, err error) {
-	if !canShareDeletion(r) {
-		a.changes.Lock()
-		defer a.changes.Unlock()
-		at := a.begin()
-		defer func() { a.record(ctx, r.By, at, result, err) }()
-		return a.delete(r)
-	}
-	return a.share(&grouped{Request: server.Request{By: r.By}, deletion: &r, ctx: ctx})
+func (a *Agent) Delete(ctx context.Context, r server.Deletion) (v1.ApplyResult, error) {
+	return a.submit(&grouped{Request: server.Request{By: r.By}, deletion: &r, ctx: ctx}, canShareDeletion(r))
 }
 
-// share returns when a request was executed, alone or with others.
-func (a *Agent) share(q *grouped) (v1.ApplyResult, error) {
+// submit returns when a request was executed, alone or, if it may be, with others.
+func (a *Agent) submit(q *grouped, shared bool) (v1.ApplyResult, error) {
+	if !shared {
+		a.changes.Lock()
+		defer a.changes.Unlock()
+		a.executeAlone(q)
+		return q.result, q.err
+	}
 	q.err, q.done = errors.New("the agent failed to execute the change"), make(chan struct{})
 	a.lookAhead(q.Resources)
 	if a.group.add(q) {
@@ -113,6 +110,17 @@ func (a *Agent) share(q *grouped) (v1.ApplyResult, error) {
 	}
 	<-q.done
 	return q.result, q.err
+}
+
+// executeAlone executes and records a request. a.changes is held: numbers follow the order in which changes were made.
+func (a *Agent) executeAlone(q *grouped) {
+	q.before, q.began = a.now.Desired, time.Now()
+	if q.deletion != nil {
+		q.result, q.err = a.delete(*q.deletion)
+	} else {
+		q.result, q.err = a.apply(q.Request)
+	}
+	a.journal.record(q)
 }
 
 // lookAhead looks up services that a request creates or moves, while others may be executed.
@@ -145,20 +153,14 @@ func (a *Agent) applyGroup() {
 		alone = a.applyTogether(all)
 	}
 	for _, q := range alone {
-		q.attempt = a.begin()
-		if q.deletion != nil {
-			q.result, q.err = a.delete(*q.deletion)
-		} else {
-			q.result, q.err = a.apply(q.Request)
-		}
-		a.record(q.ctx, q.By, q.attempt, q.result, q.err)
+		a.executeAlone(q)
 	}
 }
 
 // applyTogether executes requests as one change. It returns those that it has not executed.
 func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	memtrim.Busy()
-	next, accepted, rest := a.merge(all)
+	next, accepted, rest := merge(&a.now, all)
 	if len(accepted) < 2 {
 		return all
 	}
@@ -183,7 +185,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	for _, q := range accepted {
 		q.err, q.result.Steps = nil, texts(q.stepsOf(done.steps, seen))
 		q.result.Warnings = append(q.result.Warnings, warnings...)
-		a.record(q.ctx, q.By, q.attempt, q.result, nil)
+		a.journal.record(q)
 	}
 	return rest
 }
@@ -214,12 +216,11 @@ func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.
 }
 
 // merge applies requests to the desired state in their order, without those that it refuses.
-func (a *Agent) merge(all []*grouped) (next resource.State, accepted, rest []*grouped) {
-	next = a.now.Desired.Clone()
+func merge(now *status.Node, all []*grouped) (next resource.State, accepted, rest []*grouped) {
+	next = now.Desired.Clone()
 	put := map[string]bool{}
 	for _, q := range all {
-		q.attempt = a.begin()
-		q.before = next
+		q.before, q.began = next, time.Now()
 		trial, result := next.Clone(), v1.ApplyResult{}
 		changes, err := q.change(trial, &result)
 		if err != nil || slices.ContainsFunc(changes.Remove, func(r resource.Ref) bool { return put[r.Name] }) {
@@ -229,17 +230,17 @@ func (a *Agent) merge(all []*grouped) (next resource.State, accepted, rest []*gr
 		for _, o := range changes.Put {
 			put[o.Meta().Name] = true
 		}
-		next, q.result, q.changes, q.points = trial, result, changes, a.interfacesOf(changes.Remove)
+		next, q.result, q.changes, q.points = trial, result, changes, interfacesOf(now.Services, changes.Remove)
 		accepted = append(accepted, q)
 	}
 	return next, accepted, rest
 }
 
-// interfacesOf returns the interfaces of services as they are now.
-func (a *Agent) interfacesOf(services []resource.Ref) map[int]bool {
+// interfacesOf returns the interfaces of services.
+func interfacesOf(now map[string]service.State, services []resource.Ref) map[int]bool {
 	out := map[int]bool{}
 	for _, r := range services {
-		for _, l := range a.now.Services[r.Name].Links {
+		for _, l := range now[r.Name].Links {
 			out[l.Ifindex] = true
 		}
 	}

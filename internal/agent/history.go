@@ -12,46 +12,39 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/view"
 )
 
-// attempt is what a request meets when it is its turn.
-type attempt struct {
-	before  resource.State
-	began   time.Time
-	reverts int64 // number of the change that it reverts
-}
+// journal logs changes, and keeps them in the history.
+type journal struct{ *view.Views }
 
-// begin is called with a.changes held.
-func (a *Agent) begin() attempt { return attempt{before: a.now.Desired, began: time.Now()} }
-
-// record logs a change and keeps it in the history, unless it has changed nothing. a.changes is held: numbers follow
-// the order in which changes were made.
-func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, result v1.ApplyResult, err error) {
-	if result.DryRun {
+// record logs a change and keeps it in the history, unless it has changed nothing.
+func (j journal) record(q *grouped) {
+	if q.result.DryRun {
 		return
 	}
-	a.audit(ctx, result, err)
-	r := v1.ChangeRecord{Time: at.began.UTC(), By: serve.Caller(ctx, a.integrations.NameOf).String(),
-		Owner: cmp.Or(by.Owner, v1.OwnerUser), Outcome: v1.OutcomeDone, Reverts: at.reverts,
-		Took: time.Since(at.began).Nanoseconds(), Steps: result.Steps, Changes: []v1.Change{}}
+	j.audit(q.ctx, q.result, q.err)
+	r := v1.ChangeRecord{Time: q.began.UTC(), By: serve.Caller(q.ctx, j.ProcessName).String(),
+		Owner: cmp.Or(q.By.Owner, v1.OwnerUser), Outcome: v1.OutcomeDone, Reverts: q.reverts,
+		Took: time.Since(q.began).Nanoseconds(), Steps: q.result.Steps, Changes: []v1.Change{}}
 	var was []resource.Object
-	for _, c := range result.Changes {
+	for _, c := range q.result.Changes {
 		if c.Action == "unchanged" {
 			continue
 		}
 		r.Changes = append(r.Changes, c)
-		if o := at.before[c.Kind][c.Name]; o != nil && err == nil {
+		if o := q.before[c.Kind][c.Name]; o != nil && q.err == nil {
 			was = append(was, o)
 		}
 	}
 	switch {
-	case err != nil:
-		r.Outcome, r.Error = v1.OutcomeRefused, err.Error()
-		a.EventLog.Refused(r)
+	case q.err != nil:
+		r.Outcome, r.Error = v1.OutcomeRefused, q.err.Error()
+		j.EventLog.Refused(r)
 	case len(r.Changes) == 0:
 		return
 	}
-	a.ChangeLog.Add(r, was)
+	j.ChangeLog.Add(r, was)
 }
 
 // Revert makes the resources of a change what they were before it: all of them or none.
@@ -71,8 +64,7 @@ func (a *Agent) Revert(ctx context.Context, r v1.RevertRequest) (result v1.Apply
 	next.Remove = slices.DeleteFunc(back.Remove, func(gone resource.Ref) bool {
 		return a.now.Desired[gone.Kind][gone.Name] == nil
 	})
-	at := a.begin()
-	at.reverts = r.Number
-	defer func() { a.record(ctx, next.By, at, result, err) }()
-	return a.apply(next)
+	q := &grouped{Request: next, reverts: r.Number, ctx: ctx}
+	a.executeAlone(q)
+	return q.result, q.err
 }

@@ -15,7 +15,7 @@ import (
 // install makes t the agent's current state, notifies control planes of new map sets, and stops those that are no
 // longer used.
 func (a *Agent) install(t target, points plan.Placements) {
-	before, noReplies := a.now.Modules, a.enableReplies(t, points)
+	before, noReplies := a.now.Modules, t.enableReplies(a.dp, a.log, points)
 	a.bind(t)
 	a.replace(t, points, noReplies)
 	for name, d := range before {

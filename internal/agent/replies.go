@@ -3,6 +3,8 @@
 package agent
 
 import (
+	"log/slog"
+
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -12,14 +14,14 @@ import (
 // enableReplies prepares interfaces for what modules send back by native XDP, which the other end of a veth does not
 // receive by itself: such packets count as sent, and vanish. It returns the interfaces that it cannot prepare, by
 // ifindex, and why. Replies of generic XDP take the path of ordinary packets.
-func (a *Agent) enableReplies(t target, points plan.Placements) map[int]error {
+func (t target) enableReplies(dp *dataplane.Dataplane, log *slog.Logger, points plan.Placements) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {
-		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || a.dp.Mode(p) != dataplane.ModeXDPNative {
+		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || dp.Mode(p) != dataplane.ModeXDPNative {
 			continue
 		}
 		if err := service.EnablePeerGRO(place.Link); err != nil {
-			a.log.Warn("replies may not arrive", "interface", place.Link.Name, "error", err)
+			log.Warn("replies may not arrive", "interface", place.Link.Name, "error", err)
 			failed[p.Ifindex] = err
 		}
 	}

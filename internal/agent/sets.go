@@ -28,7 +28,7 @@ func (a *Agent) restoreSets(failed error) {
 // ChangeSet adds and deletes elements of a set: in the kernel, then in the store. If either fails, both are as before.
 func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.SetChanged, err error) {
 	defer func() {
-		a.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
+		a.journal.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
 	}()
 	a.changes.Lock()
 	defer a.changes.Unlock()

@@ -121,6 +121,11 @@ func (r *Recorder) Enqueue(all ...Resource) {
 	}
 }
 
+// EnqueueKind returns a function that queues a resource of a kind.
+func (r *Recorder) EnqueueKind(kind string) func(name string) {
+	return func(name string) { r.Enqueue(Resource{Kind: kind, Name: name}) }
+}
+
 // gather is how long marks are collected: to evaluate conditions takes the CPU from changes that follow each other.
 // Those that are read are evaluated at once.
 const gather = 100 * time.Millisecond
