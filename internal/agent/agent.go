@@ -35,6 +35,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/promtext"
@@ -89,7 +90,7 @@ type Agent struct {
 	sets       *sets.Sets            // guarded by changes
 	budgets    *apply.Budgets        // guards itself
 
-	puller       *puller          // guards itself
+	*puller                       // guards itself
 	integrations *integration.Set // guards itself
 }
 
@@ -243,7 +244,8 @@ func (a *Agent) restore(files paths.Paths) {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
 	}
 	a.virtual.Restore()
-	a.puller = newPuller(files)
+	a.puller = &puller{views: &a.Views, changes: &a.changes, store: oci.NewStore(files.Packages(), files.Keys()),
+		credentials: files.Credentials()}
 	a.catalog.SetPulled(a.puller.store)
 	var err error
 	if a.bindings, err = service.OpenBindings(files.Bindings()); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/oci"
-	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/view"
 )
 
 // stallTime is how long a registry may send nothing. The whole pull takes no longer than a request to the API may.
@@ -22,62 +22,60 @@ const stallTime = 30 * time.Second
 
 // puller pulls packages for clients of the API, one at a time: each is in memory as a whole.
 type puller struct {
+	views       *view.Views
+	changes     *sync.Mutex // see Agent
 	store       *oci.Store
 	credentials string
 	busy        sync.Mutex
 }
 
-func newPuller(files paths.Paths) *puller {
-	return &puller{store: oci.NewStore(files.Packages(), files.Keys()), credentials: files.Credentials()}
-}
-
 // PullPackage implements server.Backend. The signature is checked as in kerb package pull, and by the same keys.
-func (a *Agent) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
+func (p *puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
 	ref, err := referenceOf(r)
 	if err != nil {
 		return v1.Package{}, err
 	}
-	if p, err := a.catalog.Get(ref.String()); err == nil {
-		return deploy.PackageView(p), nil
+	if there, err := p.views.Catalog.Get(ref.String()); err == nil {
+		return deploy.PackageView(there), nil
 	}
-	if !a.puller.busy.TryLock() {
+	if !p.busy.TryLock() {
 		return v1.Package{}, &apierrors.Unavailable{Resource: "package " + ref.String(),
 			Reason: "another package is being pulled: try again"}
 	}
-	defer a.puller.busy.Unlock()
+	defer p.busy.Unlock()
 	memtrim.Busy()
-	pulled, err := a.puller.store.Pull(ctx, ref, oci.Trust{Owner: r.Owner},
-		oci.Transport{Credentials: a.puller.credentials, Stall: stallTime})
+	pulled, err := p.store.Pull(ctx, ref, oci.Trust{Owner: r.Owner},
+		oci.Transport{Credentials: p.credentials, Stall: stallTime})
 	if err != nil {
-		a.log.Warn("a package is not pulled", "reference", ref.String(), "owner", r.Owner, "error", err)
-		return v1.Package{}, pullError(ref, err, a.puller.credentials)
+		p.views.Log.Warn("a package is not pulled", "reference", ref.String(), "owner", r.Owner, "error", err)
+		return v1.Package{}, pullError(ref, err, p.credentials)
 	}
-	a.log.Info("a package was pulled", "reference", ref.String(), "owner", r.Owner, "signedBy", pulled.SignedBy)
-	p, err := a.catalog.Get(ref.String())
+	p.views.Log.Info("a package was pulled", "reference", ref.String(), "owner", r.Owner, "signedBy", pulled.SignedBy)
+	there, err := p.views.Catalog.Get(ref.String())
 	if err != nil {
 		return v1.Package{}, err
 	}
-	return deploy.PackageView(p), nil
+	return deploy.PackageView(there), nil
 }
 
 // RemovePackage implements server.Backend.
-func (a *Agent) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.PackageRemoved, error) {
+func (p *puller) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.PackageRemoved, error) {
 	ref, err := referenceOf(r)
 	if err != nil {
 		return v1.PackageRemoved{}, err
 	}
-	a.changes.Lock() // no module begins to use it meanwhile
-	defer a.changes.Unlock()
+	p.changes.Lock() // no module begins to use it meanwhile
+	defer p.changes.Unlock()
 	inUse := map[string]string{}
-	a.mu.Lock()
-	for name, m := range resource.Module.All(a.now.Desired) {
+	p.views.Lock.Lock()
+	for name, m := range resource.Module.All(p.views.Now.Desired) {
 		inUse[name] = m.Spec.Package
 	}
-	a.mu.Unlock()
-	if err := a.puller.store.RemoveOf(r.Owner, ref, inUse); err != nil {
+	p.views.Lock.Unlock()
+	if err := p.store.RemoveOf(r.Owner, ref, inUse); err != nil {
 		return v1.PackageRemoved{}, err
 	}
-	a.log.Info("a package was removed", "reference", ref.String(), "owner", r.Owner)
+	p.views.Log.Info("a package was removed", "reference", ref.String(), "owner", r.Owner)
 	return v1.PackageRemoved{Source: ref.String()}, nil
 }
 
