@@ -24,6 +24,55 @@ const (
 	ModeCgroup     = "cgroup"
 )
 
+// attachPoint is a kind of place where chains run: XDP or TC of an interface, or a cgroup for modules on sockets.
+type attachPoint interface {
+	// create links, verifies and pins a chain.
+	create(spec chain.Spec, members []*mapSet) error
+	// put puts the chain that is pinned in dir on a point.
+	put(p chain.Point, dir string) error
+	// release prepares a chain for its removal.
+	release(c chain.Pinned) error
+	// newLink attaches a program to a point that has no link of Kerb.
+	newLink(p chain.Point, prog *ebpf.Program) (link.Link, error)
+	mode(p chain.Point) string
+	programs(p chain.Point) []string
+}
+
+type onDevice struct{ *Dataplane }
+type onXDP struct{ onDevice }
+type onTC struct{ onDevice }
+type onSockets struct{ *Dataplane }
+
+func (d *Dataplane) on(s chain.Side) attachPoint {
+	switch s {
+	case chain.OnSockets:
+		return onSockets{d}
+	case chain.OnXDP:
+		return onXDP{onDevice{d}}
+	}
+	return onTC{onDevice{d}}
+}
+
+func (d onDevice) create(spec chain.Spec, members []*mapSet) error {
+	c, err := loadChain(spec, members)
+	if err == nil {
+		defer c.Close()
+		err = c.pin(d.layout)
+	}
+	return err
+}
+
+func (d onDevice) put(p chain.Point, dir string) error {
+	prog, err := ebpf.LoadPinnedProgram(entryPin(dir), nil)
+	if err != nil {
+		return fmt.Errorf("open chain: %w", err)
+	}
+	defer prog.Close()
+	return d.attach(p, prog)
+}
+
+func (onDevice) release(chain.Pinned) error { return nil }
+
 // attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
 // either the old or the new program.
 func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
@@ -66,24 +115,11 @@ func (d *Dataplane) attachLink(p chain.Point, prog *ebpf.Program) error {
 
 // attachNew attaches a program to a point that has no link of Kerb, and pins the link, so that it outlives the agent.
 func (d *Dataplane) attachNew(p chain.Point, prog *ebpf.Program) error {
-	var l link.Link
-	var err error
-	switch p.Side {
-	case chain.OnSockets:
-		l, err = attachCgroup(p, prog)
-	case chain.OnXDP:
-		l, err = attachXDP(p.Ifindex, prog)
-	default:
-		l, err = d.attachTCX(p, prog)
-	}
+	l, err := d.on(p.Side).newLink(p, prog)
 	if err != nil {
-		return attachError(p, err)
+		return err
 	}
 	defer l.Close()
-	return d.pinLink(p, l)
-}
-
-func (d *Dataplane) pinLink(p chain.Point, l link.Link) error {
 	if err := os.MkdirAll(d.layout.links(), 0o700); err != nil {
 		return err
 	}
@@ -97,8 +133,8 @@ func (d *Dataplane) pinLink(p chain.Point, l link.Link) error {
 // chain.ErrBusy for a place that another program has, for which the kernel has EBUSY and EEXIST.
 func attachError(p chain.Point, err error) error {
 	switch {
-	case p.Side == chain.OnSockets:
-		return err
+	case err == nil:
+		return nil
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("interface %d: %w", p.Ifindex, chain.ErrGone)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
@@ -116,19 +152,29 @@ func interfaceName(ifindex int) string {
 	return l.Name
 }
 
-// attachTCX joins the other TCX programs first or last, as configured. Foreign programs are never touched.
-func (d *Dataplane) attachTCX(p chain.Point, prog *ebpf.Program) (link.Link, error) {
-	opts := link.TCXOptions{Interface: p.Ifindex, Program: prog, Attach: ebpf.AttachTCXIngress, Anchor: link.Head()}
-	if p.Side == chain.OnTCEgress {
-		opts.Attach = ebpf.AttachTCXEgress
-	}
+// newLink joins the other TCX programs first or last, as configured. Foreign programs are never touched.
+func (d onTC) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
+	opts := link.TCXOptions{Interface: p.Ifindex, Program: prog, Attach: tcxOf(p.Side), Anchor: link.Head()}
 	if d.opts.Last {
 		opts.Anchor = link.Tail()
 	}
-	return link.AttachTCX(opts)
+	l, err := link.AttachTCX(opts)
+	return l, attachError(p, err)
 }
 
-// attachXDP tries the driver first. Which modes a driver takes depends on MTU, features and frags: only trying tells.
+func tcxOf(s chain.Side) ebpf.AttachType {
+	if s == chain.OnTCEgress {
+		return ebpf.AttachTCXEgress
+	}
+	return ebpf.AttachTCXIngress
+}
+
+func (onXDP) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
+	l, err := attachXDP(p.Ifindex, prog)
+	return l, attachError(p, err)
+}
+
+// attachXDP tries the driver first: which modes a driver takes depends on MTU, features and frags.
 func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: prog, Flags: link.XDPDriverMode})
 	if err == nil || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENODEV) {
@@ -141,8 +187,8 @@ func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 	return l, nil
 }
 
-// detach takes Kerb's program from a point. A point that has none, or an interface that is gone, is no error.
-func (d *Dataplane) detach(p chain.Point) error {
+// Detach takes Kerb's chain from a point. A point that has none, or an interface that is gone, is no error.
+func (d *Dataplane) Detach(p chain.Point) error {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.detachClsact(p)
 	}

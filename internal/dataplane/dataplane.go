@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
 
@@ -176,15 +175,7 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 	if err != nil {
 		return err
 	}
-	if spec.Side == chain.OnSockets {
-		return createSockets(members[0], d.layout.chain(spec), spec.Members[0])
-	}
-	c, err := loadChain(spec, members)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	return c.pin(d.layout)
+	return d.on(spec.Side).create(spec, members)
 }
 
 // openMembers opens the map sets of a chain. The caller closes those that it gets, even with an error.
@@ -222,10 +213,8 @@ func closeMembers(members []*mapSet) {
 // RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some
 // hold bytes the error is a *chain.DrainingError, and RemoveChain is to be called again a moment later.
 func (d *Dataplane) RemoveChain(c chain.Pinned) error {
-	if c.Spec.Side == chain.OnSockets {
-		if err := d.drainPinned(c); err != nil {
-			return err
-		}
+	if err := d.on(c.Spec.Side).release(c); err != nil {
+		return err
 	}
 	return d.removeCounted(d.layout.pinned(c))
 }
@@ -242,19 +231,8 @@ func (d *Dataplane) Attach(p chain.Point, spec chain.Spec) error {
 
 // AttachPinned is Attach for a chain known by its pins only: what an undo needs.
 func (d *Dataplane) AttachPinned(p chain.Point, c chain.Pinned) error {
-	if p.Side == chain.OnSockets {
-		return d.attachSockets(p, d.layout.pinned(c))
-	}
-	prog, err := ebpf.LoadPinnedProgram(entryPin(d.layout.pinned(c)), nil)
-	if err != nil {
-		return fmt.Errorf("open chain: %w", err)
-	}
-	defer prog.Close()
-	return d.attach(p, prog)
+	return d.on(p.Side).put(p, d.layout.pinned(c))
 }
-
-// Detach takes Kerb's chain from a point.
-func (d *Dataplane) Detach(p chain.Point) error { return d.detach(p) }
 
 // Maps opens the maps of a map set, for its control plane. The caller closes them.
 func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
@@ -318,7 +296,7 @@ func (d *Dataplane) Purge() error {
 	points, err := d.readLinks()
 	errs := []error{err}
 	for _, a := range points {
-		errs = append(errs, d.detach(a.Point))
+		errs = append(errs, d.Detach(a.Point))
 	}
 	// Filters outlive a change of the tcx option or of the kernel.
 	filters, err := d.readClsact()

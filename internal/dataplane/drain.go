@@ -91,9 +91,9 @@ func (s *sockets) letGo() (gone int, err error) {
 // kernel's parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
 var leaveTime = 10 * time.Second
 
-// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for
+// release lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for
 // leaveTime.
-func (d *Dataplane) drainPinned(c chain.Pinned) error {
+func (d onSockets) release(c chain.Pinned) error {
 	dir := d.layout.pinned(c)
 	s, err := openSockets(dir)
 	if err != nil {

@@ -16,13 +16,14 @@ import (
 )
 
 // Mode returns how programs run on a point: one of the modes; empty if nothing is on XDP.
-func (d *Dataplane) Mode(p chain.Point) string {
-	switch {
-	case p.Side == chain.OnXDP:
-		return xdpModes[xdpOf(p.Ifindex).AttachMode]
-	case p.Side == chain.OnSockets:
-		return ModeCgroup
-	case d.tcx:
+func (d *Dataplane) Mode(p chain.Point) string { return d.on(p.Side).mode(p) }
+
+func (onXDP) mode(p chain.Point) string { return xdpModes[xdpOf(p.Ifindex).AttachMode] }
+
+func (onSockets) mode(chain.Point) string { return ModeCgroup }
+
+func (d onTC) mode(chain.Point) string {
+	if d.tcx {
 		return ModeTCX
 	}
 	return ModeClsact
@@ -30,25 +31,24 @@ func (d *Dataplane) Mode(p chain.Point) string {
 
 // Programs lists what runs on a point in the order in which packets meet it, foreign programs included: "name (id 12)".
 // What cannot be read without permission is left out.
-func (d *Dataplane) Programs(p chain.Point) []string {
-	switch p.Side {
-	case chain.OnXDP:
-		if xdp := xdpOf(p.Ifindex); xdp.Attached {
-			return []string{describeProgram(ebpf.ProgramID(xdp.ProgId))}
-		}
-		return nil
-	case chain.OnSockets:
-		return cgroupPrograms(p)
+func (d *Dataplane) Programs(p chain.Point) []string { return d.on(p.Side).programs(p) }
+
+func (onXDP) programs(p chain.Point) []string {
+	if xdp := xdpOf(p.Ifindex); xdp.Attached {
+		return []string{describeProgram(ebpf.ProgramID(xdp.ProgId))}
 	}
-	var out []string
+	return nil
+}
+
+func (d onTC) programs(p chain.Point) (out []string) {
 	if d.tcx {
-		out = tcxPrograms(p)
+		out = queryPrograms(link.QueryOptions{Target: p.Ifindex, Attach: tcxOf(p.Side)})
 	}
 	return append(out, clsactPrograms(p)...)
 }
 
-// cgroupPrograms lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
-func cgroupPrograms(p chain.Point) (out []string) {
+// programs lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
+func (onSockets) programs(p chain.Point) []string {
 	dir, err := dirOf(p)
 	if err != nil {
 		return nil
@@ -58,7 +58,11 @@ func cgroupPrograms(p chain.Point) (out []string) {
 		return nil
 	}
 	defer f.Close()
-	result, err := link.QueryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachCGroupSockOps})
+	return queryPrograms(link.QueryOptions{Target: int(f.Fd()), Attach: ebpf.AttachCGroupSockOps})
+}
+
+func queryPrograms(o link.QueryOptions) (out []string) {
+	result, err := link.QueryPrograms(o)
 	if err != nil {
 		return nil
 	}
@@ -78,24 +82,6 @@ func xdpOf(ifindex int) netlink.LinkXdp {
 		return netlink.LinkXdp{}
 	}
 	return *l.Attrs().Xdp
-}
-
-// tcxPrograms returns the programs on one side of an interface in the order in which they run; none on kernels without
-// TCX (before Linux 6.6).
-func tcxPrograms(p chain.Point) []string {
-	attach := ebpf.AttachTCXIngress
-	if p.Side == chain.OnTCEgress {
-		attach = ebpf.AttachTCXEgress
-	}
-	result, err := link.QueryPrograms(link.QueryOptions{Target: p.Ifindex, Attach: attach})
-	if err != nil {
-		return nil
-	}
-	var out []string
-	for _, prog := range result.Programs {
-		out = append(out, describeProgram(prog.ID))
-	}
-	return out
 }
 
 // clsactPrograms lists cls_bpf filters, which run after TCX programs.

@@ -132,12 +132,16 @@ func (s *sockets) attachMessages() error {
 	return nil
 }
 
-// attachCgroup runs an entry for all that happens to sockets of a cgroup from now on.
-func attachCgroup(p chain.Point, prog *ebpf.Program) (link.Link, error) {
+// newLink runs an entry for all that happens to sockets of a cgroup from now on.
+func (onSockets) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	dir, err := dirOf(p)
 	if err != nil {
 		return nil, err
 	}
+	return attachCgroup(dir, prog)
+}
+
+func attachCgroup(dir string, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
 	return l, cgroupError(dir, err)
 }
@@ -169,14 +173,14 @@ func cgroupError(dir string, err error) error {
 	return fmt.Errorf("cgroup %s: %w", dir, err)
 }
 
-// createSockets loads and pins the programs of a module.
-func createSockets(g *mapSet, dir string, m chain.Member) error {
-	s, err := loadSockets(g)
+// create loads and pins the programs of a module.
+func (d onSockets) create(spec chain.Spec, members []*mapSet) error {
+	s, err := loadSockets(members[0])
 	if err != nil {
 		return err
 	}
 	defer s.Close()
-	return pinDir(dir, func(tmp string) error { return s.pin(tmp, m) })
+	return pinDir(d.layout.chain(spec), func(tmp string) error { return s.pin(tmp, spec.Members[0]) })
 }
 
 // pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for
@@ -207,8 +211,8 @@ func (s *sockets) pin(dir string, m chain.Member) error {
 	return nil
 }
 
-// attachSockets puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
-func (d *Dataplane) attachSockets(p chain.Point, dir string) error {
+// put puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
+func (d onSockets) put(p chain.Point, dir string) error {
 	s, err := openSockets(dir)
 	if err != nil {
 		return fmt.Errorf("open programs: %w", err)
@@ -269,11 +273,11 @@ func (l *LoadedSockets) Attach(dir string, entry chain.Entry) error {
 	if prog == nil {
 		return fmt.Errorf("module %s: program %s: %w", l.gen.Name, entry, ErrNoProgram)
 	}
-	one, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: prog})
+	one, err := attachCgroup(dir, prog)
 	if err == nil {
 		l.links = append(l.links, one)
 	}
-	return cgroupError(dir, err)
+	return err
 }
 
 // Trace has the module report messages to t.
