@@ -195,6 +195,21 @@ func TestBehavioursHaveTheirNames(t *testing.T) {
 	}
 }
 
+// Conditions that are False are problems of the node: a module that accelerates all that it may has none.
+func TestHealthyHasNoProblem(t *testing.T) {
+	c := governed(t, "")
+	c.asks(fileKey{Inode: 4}, "/usr/bin/curl")
+	all, err := c.a.Conditions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range all {
+		if one.Status == "False" {
+			t.Errorf("%+v", one)
+		}
+	}
+}
+
 // The programs that ask get the verdict of the config, and the report says why some are kept out, and what to do.
 func TestPrograms(t *testing.T) {
 	c := governed(t, "")
@@ -340,11 +355,11 @@ func TestGoneServices(t *testing.T) {
 		t.Errorf("%d names", n)
 	}
 	// since this config
-	if got := c.condition("TableFull"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") {
+	if got := c.condition("WithinTableLimits"); got.Status != "False" || !strings.HasPrefix(got.Message, "2 ") {
 		t.Errorf("%+v", got)
 	}
 	c.use("")
-	if got := c.condition("TableFull"); got.Status != "False" {
+	if got := c.condition("WithinTableLimits"); got.Status != "True" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -373,11 +388,11 @@ func TestReports(t *testing.T) {
 	if c.get("/refused", &refused); len(refused) != 2 || refused[1].Reason != "stream" || refused[1].Meaning == "" {
 		t.Errorf("%+v", refused)
 	}
-	if v := c.condition("TableFull"); v.Status != "True" || !strings.HasPrefix(v.Message, "2 connections") {
+	if v := c.condition("WithinTableLimits"); v.Status != "False" || !strings.HasPrefix(v.Message, "2 connections") {
 		t.Errorf("%+v", v)
 	}
 	c.use("") // counts from now on
-	if v := c.condition("TableFull"); v.Status != "False" {
+	if v := c.condition("WithinTableLimits"); v.Status != "True" {
 		t.Errorf("%+v", v)
 	}
 	samples, err := c.a.Collect()

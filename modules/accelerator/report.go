@@ -247,7 +247,7 @@ func (a *accelerator) Conditions() ([]sdk.Condition, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []sdk.Condition{a.accelerates(), keptOut(all), a.visibleHere(), a.room(counts)}, nil
+	return slices.Concat([]sdk.Condition{a.accelerates(), a.room(counts)}, keptOut(all), a.visibleHere()), nil
 }
 
 // accelerates returns the condition Accelerating. It is False if the mode is off, or if socket redirection was not
@@ -280,8 +280,8 @@ func (a *accelerator) accelerates() sdk.Condition {
 const mostNamed = 5
 
 // keptOut returns the condition ProgramsExcluded, whose message names programs that the module does not know to be
-// safe.
-func keptOut(all []ExecutableReport) sdk.Condition {
+// safe. Without such programs there is no condition: one that is False would be a problem of the node.
+func keptOut(all []ExecutableReport) []sdk.Condition {
 	var out []string
 	for _, x := range all {
 		if x.Verdict == verdicts[unsafe] {
@@ -289,10 +289,10 @@ func keptOut(all []ExecutableReport) sdk.Condition {
 		}
 	}
 	if len(out) == 0 {
-		return sdk.Condition{Type: "ProgramsExcluded", Status: "False", Reason: "NoneExcluded"}
+		return nil
 	}
-	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "NotKnownToBeSafe",
-		Message: "connections of these programs use plain TCP: " + first(out) + "; programs.allow includes others"}
+	return []sdk.Condition{{Type: "ProgramsExcluded", Status: "True", Reason: "NotKnownToBeSafe",
+		Message: "connections of these programs use plain TCP: " + first(out) + "; programs.allow includes others"}}
 }
 
 func first(list []string) string {
@@ -303,8 +303,8 @@ func first(list []string) string {
 }
 
 // visibleHere returns the condition VisibilityRequired: the services whose connections stay with TCP because another
-// module on their path must see the packets.
-func (a *accelerator) visibleHere() sdk.Condition {
+// module on their path must see the packets. Without such services there is none.
+func (a *accelerator) visibleHere() []sdk.Condition {
 	var out []string
 	for _, i := range a.live.Attachments() {
 		if see := a.mustSee(i); len(see) > 0 && i.Service != "" {
@@ -312,19 +312,19 @@ func (a *accelerator) visibleHere() sdk.Condition {
 		}
 	}
 	if len(out) == 0 {
-		return sdk.Condition{Type: "VisibilityRequired", Status: "False", Reason: "NotRequired"}
+		return nil
 	}
-	return sdk.Condition{Type: "VisibilityRequired", Status: "True", Reason: "OtherModules",
+	return []sdk.Condition{{Type: "VisibilityRequired", Status: "True", Reason: "OtherModules",
 		Message: "connections of these services to and from other network namespaces use plain TCP, because other modules " +
-			"must see them: " + first(out) + "; list packages in past that need not see them"}
+			"must see them: " + first(out) + "; list packages in past that need not see them"}}
 }
 
 func (a *accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
 	if n := total(counts, reasonFull) - a.full.Load(); n > 0 {
-		return sdk.Condition{Type: "TableFull", Status: "True", Reason: "LimitReached",
+		return sdk.Condition{Type: "WithinTableLimits", Status: "False", Reason: "TableFull",
 			Message: fmt.Sprintf("%d connections used plain TCP because a table was full", n)}
 	}
-	return sdk.Condition{Type: "TableFull", Status: "False", Reason: "BelowLimit"}
+	return sdk.Condition{Type: "WithinTableLimits", Status: "True", Reason: "BelowLimit"}
 }
 
 // Collect implements sdk.Collector.
