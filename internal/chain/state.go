@@ -38,7 +38,7 @@ type Pinned struct {
 
 // Programs are the ids of those programs that attach points may have.
 func (c Pinned) Programs() []uint32 {
-	if c.Spec.Side == OnSockets {
+	if c.Entries != nil {
 		return slices.Collect(maps.Values(c.Entries))
 	}
 	return []uint32{c.Program}
