@@ -36,7 +36,7 @@ func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// HaveTCX tells why TCX cannot be used: it came with Linux 6.6.
+// HaveTCX returns why TCX cannot be used: it came with Linux 6.6.
 func HaveTCX() error {
 	const loopback = 1 // in every namespace; it is asked, not changed
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})

@@ -61,7 +61,7 @@ func (r *Run) Spread(round Histogram) {
 	}
 }
 
-// tails are what WriteTable tells the shares above of, in a histogram's unit.
+// tails are the values of which WriteTable shows the shares above, in a histogram's unit.
 var tails = []float64{3, 10, 30, 100, 300, 1000}
 
 // above is the share of all rounds' values in bins that reach above a limit.

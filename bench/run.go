@@ -184,7 +184,7 @@ func (r *Run) cell(config, load string, s Sample) *Cell {
 	return &r.report.Cells[len(r.report.Cells)-1]
 }
 
-// Note tells the reader of the report what was left out or done otherwise.
+// Note adds to the report what was left out or done otherwise.
 func (r *Run) Note(format string, args ...any) {
 	note := fmt.Sprintf(format, args...)
 	if !slices.Contains(r.report.Notes, note) {

@@ -89,7 +89,7 @@ static __always_inline __u32 trace_length(const void *l3, const void *end,
 	return 0;
 }
 
-/* What tells a packet apart from others while it is on its way, on this node and on others, 0 if
+/* What distinguishes a packet from others while it is on its way, on this node and on others, 0 if
  * nothing does: the addresses and ports that it has now, and what neither forwarding nor offloads
  * change. That is why checksums are left out. off: of the transport header, or 0. */
 static __always_inline __u64 trace_key(const void *data, const void *end, union trace_where w,

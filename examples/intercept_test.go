@@ -33,7 +33,7 @@ func compileLibrary(t *testing.T, source string) string {
 	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept",
 		"-I../bpf/include", "-o", out, source}, append(sources, "-lm")...)
 	for _, file := range append(sources, source) {
-		if _, err := os.Stat(file); err != nil { // tells the go command what the test depends on
+		if _, err := os.Stat(file); err != nil { // the go command learns what the test depends on
 			t.Fatal(err)
 		}
 	}

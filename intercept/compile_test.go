@@ -58,7 +58,7 @@ func compileC(t *testing.T, source string) string {
 	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers,
 		"-I../bpf/include", "-o", out, filepath.Join("testdata", source)}
 	for _, s := range sources {
-		if _, err := os.Stat(s); err != nil { // tells the go command what the test depends on
+		if _, err := os.Stat(s); err != nil { // the go command learns what the test depends on
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(s, ".c") {

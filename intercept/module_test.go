@@ -111,7 +111,7 @@ func (m *module) answer(conn *net.UnixConn) {
 	m.opened <- struct{}{}
 }
 
-// say tells the consumer something and ends the connection.
+// say sends the consumer something and ends the connection.
 func (m *module) say(message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -409,7 +409,7 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 	return nil
 }
 
-// doze sleeps until a packet comes, which it tells, or a time.
+// doze sleeps until a packet comes, and reports that, or a time.
 func (r *Receiver) doze(now, until int64) (bool, error) {
 	atomic.StoreUint32(&r.state.Waiting, 1) // a full barrier: the kernel delivers, then looks; we say, then look
 	defer atomic.StoreUint32(&r.state.Waiting, 0)

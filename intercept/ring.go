@@ -13,7 +13,7 @@ import (
 
 const unknown = ^uint64(0)
 
-// ring is a BPF ring buffer, mapped as record.h tells.
+// ring is a BPF ring buffer, mapped as record.h says.
 type ring struct {
 	fd                 int
 	consumed, produced []byte // the mappings

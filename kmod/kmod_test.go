@@ -299,7 +299,7 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// Stolen packets are the ring's alone, until it is full: then the stack has them, and the gap in the numbers tells the
+// Stolen packets are the ring's alone, until it is full: then the stack has them, and the gap in the numbers shows the
 // program.
 func TestStealsUntilFull(t *testing.T) {
 	load(t)

@@ -28,7 +28,7 @@ struct ring {
 	u64 written; /* what *producer says */
 };
 
-/* is_repeat tells the pages that are the data's for the second time: a record never wraps. */
+/* is_repeat reports whether a page is the data's for the second time: a record never wraps. */
 static bool is_repeat(const struct ring *r, unsigned long page)
 {
 	return page >= 2 + r->n_data && page < 2 + 2 * r->n_data;

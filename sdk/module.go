@@ -156,7 +156,7 @@ type Attachment struct {
 	Chain []ChainMember `json:"chain,omitempty"`
 	// Cgroup is one whose sockets all are meant, with its path below the mount of cgroup v2.
 	Cgroup   string `json:"cgroup,omitempty"`
-	CgroupID uint64 `json:"cgroupID,omitempty"` // as bpf_get_current_cgroup_id tells it
+	CgroupID uint64 `json:"cgroupID,omitempty"` // as bpf_get_current_cgroup_id returns it
 }
 
 // ChainMember is another module on a service.
@@ -178,7 +178,7 @@ func (i Attachment) Equal(o Attachment) bool {
 // interfaces, such as bridge, bond and vlan, are not: what is below them may be a network card.
 func (i Attachment) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit" || i.Kind == "tun" }
 
-// AttachmentKey tells the attachments of a module apart: interfaces by their index, and on the hook sockets services
+// AttachmentKey distinguishes the attachments of a module: interfaces by their index, and on the hook sockets services
 // and cgroups.
 type AttachmentKey struct {
 	Ifindex  uint32 // 0 on the hook sockets

@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// Serve is the main function of a control plane process written in Go: it serves control until the agent ends or tells
-// it to. The default logger is set so that levels and attributes reach the agent's log.
+// Serve is the main function of a control plane process written in Go: it serves control until the agent ends or asks
+// it to stop. The default logger is set so that levels and attributes reach the agent's log.
 func Serve(control Control) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -97,7 +97,7 @@ func ServeMany(controls map[string]Control) error {
 		message, listener, maps, err := receiveModule(conn)
 		if err != nil || ctx.Err() != nil {
 			stop()
-			return nil // the agent has gone, or tells us to go
+			return nil // the agent has gone, or asks it to stop
 		}
 		control := controls[message.Package]
 		if control == nil {

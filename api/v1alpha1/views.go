@@ -183,7 +183,7 @@ type TracedPacket struct {
 	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
-	Fingerprint string      `json:"fingerprint,omitempty" doc:"Of the packet as it came: of what tells it apart, and what neither forwarding nor offloads change. The same on every node"`
+	Fingerprint string      `json:"fingerprint,omitempty" doc:"Of the packet as it came: of what distinguishes it, and what neither forwarding nor offloads change. The same on every node"`
 	Node        string      `json:"node,omitempty" doc:"In a trace that is joined from those of several nodes"`
 	Nanoseconds uint64      `json:"nanoseconds,omitempty" doc:"What the chain took with its parser, of a packet that it kept because it was slow"`
 	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`

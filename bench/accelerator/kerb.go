@@ -107,7 +107,7 @@ func (s *serving) judged(ctx context.Context) error {
 	return nil
 }
 
-// tally gives a round, of the connections that began in it, those that were accelerated, and tells why others were not.
+// tally gives a round, of the connections that began in it, those that were accelerated, and why others were not.
 func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
 	before, err := s.kerb.counts()
 	if err != nil {

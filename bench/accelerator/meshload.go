@@ -99,7 +99,7 @@ func (c *contender) usage() path.Usage {
 	return u
 }
 
-// watchMemory returns what ends it and tells the most that all programs had.
+// watchMemory returns a function that ends it and returns the most that all programs had.
 func watchMemory(u path.Usage) func() (int64, error) {
 	var most int64
 	var failed error
@@ -124,7 +124,7 @@ func watchMemory(u path.Usage) func() (int64, error) {
 	}
 }
 
-// figures are those of requests and answers. What a client does not tell is left out.
+// figures are those of requests and answers. What a client does not report is left out.
 func (r result) figures() []bench.Sample {
 	stats := []string{"p1", "p25", "p50", "mean", "p75", "p99"}
 	if r.Stddev == 0 {

@@ -10,7 +10,7 @@ import (
 )
 
 // A batch has a message of each kind of each source of the published network, as ZEP datagrams (version 2, data) of one
-// length: behind the frame, whose length ZEP tells, there are zeros.
+// length: behind the frame, whose length ZEP has, there are zeros.
 const (
 	zepPort    = 17754
 	zepHeader  = 32

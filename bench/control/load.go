@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// eventPort is the port of whose packets the Python module tells.
+// eventPort is the port of whose packets the Python module reports.
 const eventPort = 7412
 
 // load is the modules that are deployed.

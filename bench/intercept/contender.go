@@ -100,7 +100,7 @@ func names() (all []string) {
 	return all
 }
 
-// possible tells why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
+// possible returns why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
 func (c config) possible() error {
 	if c.class == "ready" {
 		if err := unix.Access("/dev/cpu_dma_latency", unix.W_OK); err != nil {

@@ -114,7 +114,7 @@ func (r *Report) writeNotes(b *strings.Builder) {
 	}
 }
 
-// isThere tells a figure from one that is neither published nor measured.
+// isThere reports whether a figure is published or measured.
 func isThere(cell string) bool { return cell != missing }
 
 const missing = "-"

@@ -116,7 +116,7 @@ func answerBy(t *testing.T, c *contender, answer func(request []byte) [][]byte) 
 	}()
 }
 
-// The client tells wrong, missing and further answers from right ones.
+// The client distinguishes wrong, missing and further answers from right ones.
 func TestClientSees(t *testing.T) {
 	e := newExperiment(t)
 	right := []byte{3, 0, 0, 0, 120, 0, 0, 0}

@@ -348,7 +348,7 @@ func (h head) wait(t *testing.T, size uint32) abi.Packet {
 }
 
 // packetSocket returns a function that sends a frame out of an interface with so
-// many bytes in the linear part, as the header of virtio tells the kernel to; 0
+// many bytes in the linear part, as the header of virtio asks the kernel to; 0
 // is all of it.
 func packetSocket(t *testing.T, ns *netlab.Namespace, ifindex int) func(linear int, frame []byte) {
 	t.Helper()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* An inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Every
- * millisecond it tells its state to the controller, and is pushed as the last answer says. It
+ * millisecond it sends its state to the controller, and is pushed as the last answer says. It
  * stands while answers come in time: with this controller, up to a delay of about 0.6/pole, 6 ms.
  * Its clock stops while this process does not run, so that only the controller's delay counts.
  *

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// job is what the cluster manager tells NodeEngine of an instance that this node is to start. NodeEngine ignores
+// job is what the cluster manager sends NodeEngine about an instance that this node is to start. NodeEngine ignores
 // ebpfModules of the SLA; this worker reads the same message, and has the modules when NodeEngine deploys the instance.
 type job struct {
 	Name     string `json:"name"`

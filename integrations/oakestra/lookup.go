@@ -125,7 +125,7 @@ func (s *session) lookUp(addr netip.Addr, now time.Time) {
 }
 
 // takeLookup takes the answer to the query for an address; s.mu is held. Of a service without instances the agent gets
-// the address alone: the cluster tells workers with an interest in the service when there is one.
+// the address alone: the cluster notifies workers with an interest in the service when there is one.
 func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 	if s.lookups[addr] == nil {
 		return

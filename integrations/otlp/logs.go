@@ -48,7 +48,7 @@ func follow(ctx context.Context, agent *client.Client, to otellog.Logger, interv
 	for failed := false; ; {
 		err := f.look(ctx, interval)
 		if err != nil && !failed {
-			log.Warn("the agent tells nothing; trying again", "error", err)
+			log.Warn("the agent sends nothing; trying again", "error", err)
 		}
 		failed = err != nil
 		select {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package otlp exports what an agent tells to an OpenTelemetry collector, by OTLP over HTTP: the metrics of /metrics
+// Package otlp exports what an agent reports to an OpenTelemetry collector, by OTLP over HTTP: the metrics of /metrics
 // under the same names, and changes, events and dropped packets as log records. The collector is named by the standard
 // environment variables of OpenTelemetry; nothing is sent without them.
 package otlp

@@ -158,7 +158,7 @@ func (c *collector) seen() any {
 	return fmt.Sprint(slices.Sorted(maps.Keys(c.metrics)), c.logs)
 }
 
-// What the agent tells reaches the collector: metrics by their names, and changes, events and drops once each.
+// What the agent reports reaches the collector: metrics by their names, and changes, events and drops once each.
 func TestExport(t *testing.T) {
 	n := nodetest.New(t)
 	n.Start()

@@ -120,7 +120,7 @@ func (p *probe) AttachmentChanged(i sdk.Attachment, there bool) {
 	p.changes = append(p.changes, fmt.Sprint(i.Service, " ", there, " ", i.Ingress))
 }
 
-// probeState is what the probe tells.
+// probeState is what the probe reports.
 type probeState struct {
 	Running   bool
 	Services  map[string]sdk.VirtualService

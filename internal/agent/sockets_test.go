@@ -73,7 +73,7 @@ func (c *socketsControl) AttachmentChanged(i sdk.Attachment, there bool) {
 	}
 }
 
-// socketsState is what the control plane tells.
+// socketsState is what the control plane reports.
 type socketsState struct {
 	Attachments []sdk.Attachment
 	Kernel      sdk.Kernel

@@ -31,7 +31,7 @@ var (
 // Cgroup is one that exists.
 type Cgroup struct {
 	Path string // below the mount, / for the root
-	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
+	ID   uint64 // the inode, which bpf_get_current_cgroup_id returns, too; not used again until a reboot
 }
 
 // Mount returns where cgroup v2 is mounted. With cgroup v1 in use that is not /sys/fs/cgroup. In a container whose own

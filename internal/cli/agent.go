@@ -171,7 +171,7 @@ func makeDirectories(p paths.Paths) error {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	if info, err := os.Stat(p.State); err == nil && info.Mode().Perm() != 0o711 {
-		_ = os.Chmod(p.State, 0o711) // of an older installation; on a read-only disk control planes will tell
+		_ = os.Chmod(p.State, 0o711) // of an older installation; on a read-only disk control planes report it
 	}
 	return nil
 }

@@ -192,7 +192,7 @@ func filesGiven(files *[]string) cobra.PositionalArgs {
 	}
 }
 
-// printResult tells every change on its own line, and with -v the steps.
+// printResult prints every change on its own line, and with -v the steps.
 func (a *app) printResult(cmd *cobra.Command, result v1alpha1.ApplyResult) error {
 	notes := visible{cmd.ErrOrStderr()} // warnings quote what packages and control planes say
 	if a.verbose {

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// interceptClass is what `classes` of the module intercept tells, as far as tables show it.
+// interceptClass is what `classes` of the module intercept returns, as far as tables show it.
 type interceptClass struct {
 	Name, Direction, Action                 string
 	Stopped, Opens                          bool

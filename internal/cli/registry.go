@@ -316,7 +316,7 @@ func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	return out, err
 }
 
-// isPackageFile tells directories from references in arguments that may be either.
+// isPackageFile distinguishes directories from references in arguments that may be either.
 func isPackageFile(ref string) bool {
 	return filepath.IsAbs(ref) || strings.HasPrefix(ref, ".") || isDir(ref)
 }

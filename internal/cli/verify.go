@@ -95,7 +95,7 @@ func verifySockets(module dataplane.Module) (lines []verdict, err error) {
 // verdict is what the verifier made of a program that it has taken.
 type verdict struct {
 	Program  string `json:"program"`
-	Verified uint32 `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not tell
+	Verified uint32 `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not report it
 }
 
 func (v verdict) String() string {

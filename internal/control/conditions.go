@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// What a control plane may tell besides its health: it is kept, shown, and becomes events. What exceeds it is left out,
-// or cut if it is a text.
+// What a control plane may report besides its health: it is kept, shown, and becomes events. What exceeds it is left
+// out, or cut if it is a text.
 const (
 	maxConditions = 16
 	maxEjected    = 4096
@@ -48,7 +48,7 @@ func within(h sdk.HealthAnswer) (kept sdk.HealthAnswer, wrong string) {
 	return kept, wrong
 }
 
-// conditionProblem tells why a condition cannot be one more of those; empty if it can.
+// conditionProblem returns why a condition cannot be one more of those; empty if it can.
 func conditionProblem(others []sdk.Condition, c sdk.Condition) string {
 	same := func(o sdk.Condition) bool { return o.Type == c.Type }
 	switch {

@@ -23,7 +23,7 @@ func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	}
 	kept, wrong := within(health)
 	if wrong != "" && wrong != r.wrong {
-		p.log.Warn("a part of what the control plane tells in the answer to health is left out", "reason", wrong)
+		p.log.Warn("a part of what the control plane reports in the answer to health is left out", "reason", wrong)
 	}
 	r.wrong = wrong
 	p.setState(func(s *State) {
@@ -37,7 +37,7 @@ func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	return 0
 }
 
-// askHealth returns what the control plane tells besides. An unhealthy one answers with an error.
+// askHealth returns what else the control plane reports. An unhealthy one answers with an error.
 func (p *Supervisor) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
 	err = p.call(ctx, r, callTime, "health", nil, &health)
 	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health

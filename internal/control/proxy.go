@@ -67,7 +67,7 @@ func (p *Supervisor) ready(ctx context.Context) *run {
 	}
 }
 
-// isReserved tells the paths that only the agent may ask for, however they are spelled.
+// isReserved reports whether only the agent may ask for a path, however they are spelled.
 func isReserved(name string) bool {
 	return strings.HasPrefix(path.Clean("/"+name)+"/", sdk.PathPrefix)
 }

@@ -88,7 +88,7 @@ func (s *shared) starter(pkg string) starter {
 }
 
 // member is one module's part of the process. It can end alone: closing its maps' socket, which is done by the run,
-// tells the process to let go of it. To end it by force ends the process, and with it the others, which start again.
+// has the process let go of it. To end it by force ends the process, and with it the others, which start again.
 func member(whole *process) *process {
 	leave := make(chan struct{})
 	var once sync.Once

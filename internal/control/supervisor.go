@@ -89,7 +89,7 @@ type State struct {
 	Reason      string // why not
 	Restarts    int
 	PID         int
-	// Conditions are what it tells besides, at its last sign of health.
+	// Conditions are what else it reported with its last sign of health.
 	Conditions []sdk.Condition
 	// Ejected are the instances of virtual services that it gives no new connections.
 	Ejected []sdk.EjectedInstance

@@ -212,7 +212,7 @@ func TestAttachClsact(t *testing.T) {
 	})
 }
 
-// Without TCX there is no pinned link that tells whose a filter is.
+// Without TCX there is no pinned link that shows whose a filter is.
 func TestAgentsShareClsact(t *testing.T) {
 	w := newWorld(t, Options{NoTCX: true})
 	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}

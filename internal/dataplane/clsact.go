@@ -25,7 +25,7 @@ const (
 	clsactNameStart = "kerb_"
 )
 
-// clsactHandle tells the filters of one agent from those of another one, which has its pins elsewhere.
+// clsactHandle distinguishes the filters of one agent from those of another one, which has its pins elsewhere.
 func (l layout) clsactHandle() uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(filepath.Clean(l.root)))

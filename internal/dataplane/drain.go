@@ -21,7 +21,7 @@ import (
 // microseconds unless its sender is kept from running.
 const settleTime = 100 * time.Millisecond
 
-// setOff tells the module's programs whether to redirect no more.
+// setOff has the module's programs redirect no more, or redirect again.
 func (s *sockets) setOff(off bool) error {
 	m := s.maps[offMap]
 	if m == nil {

@@ -24,7 +24,7 @@ var expeditedFile = "/sys/kernel/rcu_expedited"
 func (d *Dataplane) PermitExpedite(may bool) { d.mayExpedite.Store(may) }
 
 // Expedite prepares for points to be attached or detached. The caller calls restore when they are. If the agent is
-// killed in between, the next one restores what a note in the run directory tells. Without the right to write the
+// killed in between, the next one restores what a note in the run directory says. Without the right to write the
 // setting everything is only slower.
 func (d *Dataplane) Expedite() (restore func() error) {
 	if !d.tcx {
@@ -81,7 +81,7 @@ func (d *Dataplane) setExpedited() bool {
 
 func (d *Dataplane) expediteNote() string { return filepath.Join(d.opts.Run, "rcu_expedited") }
 
-// unexpedite puts the setting back as the note tells, unless it is empty. A new file each time would take much longer.
+// unexpedite puts the setting back as the note says, unless it is empty. A new file each time would take much longer.
 func (d *Dataplane) unexpedite() error {
 	if d.opts.Run == "" {
 		return nil

@@ -55,7 +55,7 @@ func (g *mapSet) takeOver(name string, spec *ebpf.MapSpec, from *ebpf.Map) (same
 	return false, diff == otherSize, nil
 }
 
-// extendable tells why entries cannot be copied one by one into a map of another layout.
+// extendable returns why entries cannot be copied one by one into a map of another layout.
 func extendable(name string, spec *ebpf.MapSpec, from *ebpf.Map) error {
 	const advice = "; have the package discard it or leave it to its control plane (maps.migrate)"
 	switch {

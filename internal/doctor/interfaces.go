@@ -78,7 +78,7 @@ func list(programs []probe.Program) string {
 	return strings.Join(all, ", ")
 }
 
-// xdpModes says which modes the driver announces. To attach would tell more
+// xdpModes says which modes the driver announces. To attach would show more
 // and might interrupt the link, so that is left to who asks for it.
 func xdpModes(l netlink.Link) string {
 	driver := probe.Driver(l.Attrs().Name)

@@ -101,7 +101,7 @@ func sysctl(knob string) string {
 // memlock finds out whether the kernel charges BPF memory to RLIMIT_MEMLOCK,
 // as those before 5.11 do, and if so lifts the limit of this process. What
 // the library finds is taken for that only there: on later ones it means that
-// this process may not make maps, which the capabilities tell.
+// this process may not make maps, which the capabilities show.
 func memlock(Options) []Check {
 	const name = "locked memory"
 	var before, after unix.Rlimit

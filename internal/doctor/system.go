@@ -46,7 +46,7 @@ func judgeConfinement(lacks []string) Check {
 		strings.Join(lacks, "; "))
 }
 
-// redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found
+// redirected reports how sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found
 // out, or else a test of its own.
 func redirected(opts Options) []Check {
 	const name = "redirected sockets"

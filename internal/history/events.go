@@ -19,7 +19,7 @@ import (
 // MaxEvents is how many events are kept.
 const MaxEvents = 500
 
-// share is how many events one object may have: one that comes and goes, or whose control plane tells something else
+// share is how many events one object may have: one that comes and goes, or whose control plane reports something else
 // each time, does not take those of all others away.
 const share = 100
 

@@ -138,7 +138,7 @@ func (o *Observer) isRecent(name string) bool {
 	return ok && time.Since(at) < lastAge
 }
 
-// isThere reports whether a service was found with its interfaces. The watcher, which does not know it yet, will tell
+// isThere reports whether a service was found with its interfaces. The watcher, which does not know it yet, will report
 // when it moves.
 func isThere(s service.State) bool {
 	return s.Err == nil && len(s.Links) > 0 && !slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left })

@@ -20,7 +20,7 @@ import (
 // ArtifactType marks manifests of packages.
 const ArtifactType = "application/vnd.kerb.package.v1"
 
-// annotationDigest holds Package.Digest, which tells packages apart whatever their archive looks like.
+// annotationDigest holds Package.Digest, which distinguishes packages whatever their archive looks like.
 const annotationDigest = "dev.kerb.package.digest"
 
 // Labels of bpfman's image specification: JSON objects of name to type.

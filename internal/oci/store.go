@@ -437,7 +437,7 @@ func (s *Store) follow(d digest.Digest, used map[digest.Digest]bool) {
 	}
 }
 
-// mediaTypeOf tells indexes from manifests where no type is given.
+// mediaTypeOf distinguishes indexes from manifests where no type is given.
 func mediaTypeOf(data []byte) string {
 	var node struct {
 		MediaType string            `json:"mediaType"`

@@ -26,7 +26,7 @@ var (
 	ErrForeignEntry = errors.New("a program that is neither kerb_egress nor kerb_ingress; make it a static function")
 )
 
-// ObjectError is a fault of a compiled data plane. Err is one of the sentinels above, or tells more.
+// ObjectError is a fault of a compiled data plane. Err is one of the sentinels above, or says more.
 type ObjectError struct {
 	File string // name of the object
 	What string // the symbol, map or property concerned; empty when the whole object is meant

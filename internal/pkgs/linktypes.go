@@ -2,7 +2,7 @@
 
 package pkgs
 
-// LinkTypes that a package may read: what service.Link tells.
+// LinkTypes that a package may read: what service.Link has.
 var LinkTypes = []string{"ethernet", "ieee802154", "none"}
 
 // ReadableLinkTypes returns the link types whose frames the data plane can parse.

@@ -30,7 +30,7 @@ const (
 
 // Memory estimates the kernel memory of the package's maps when full, in bytes. maxEntries replaces the compiled size
 // of maps by name and may be nil. A map that both hooks use counts once. Unreadable objects count as nothing: Spec
-// tells why.
+// says why.
 func (p *Package) Memory(maxEntries map[string]uint32) int64 {
 	total := int64(0)
 	for _, m := range p.mapSizes(maxEntries) {

@@ -159,7 +159,7 @@ var english = message.NewPrinter(language.English)
 // grouped are numbers with the commas that the printer puts in, as in 65,535: here they would look like two.
 var grouped = regexp.MustCompile(`\d(,\d{3})+\b`)
 
-// reason is what is wrong and, as far as the schema tells, what would be right.
+// reason is what is wrong and, as far as the schema says, what would be right.
 func (s *Schema) reason(e *jsonschema.ValidationError) string {
 	switch k := e.ErrorKind.(type) {
 	case *kind.FalseSchema:

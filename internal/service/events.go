@@ -46,7 +46,7 @@ func (s *scanner) affected(n news) bool {
 
 // events waits, in one epoll, for everything that may change a service:
 // links and addresses, here and in namespaces that have an id here; mounts,
-// since named namespaces are mounts and those tell nothing to inotify; the
+// since named namespaces are mounts and those send nothing to inotify; the
 // ends of processes; and the watcher's own calls.
 type events struct {
 	epoll   int

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nsKey tells namespaces apart while they live.
+// nsKey distinguishes namespaces while they live.
 type nsKey struct{ dev, ino uint64 }
 
 func nsKeyAt(path string) (nsKey, error) {

@@ -61,9 +61,9 @@ type Link struct {
 	MAC     net.HardwareAddr // of this end
 	// Left: the link is bound to the service, but its other end is no longer where the service is registered.
 	Left bool
-	// Addresses of this end, sorted; only HostInterfaces tells them.
+	// Addresses of this end, sorted; only HostInterfaces has them.
 	Addresses []netip.Prefix
-	// IPsec lists the node's IPsec policies; only HostInterfaces tells them.
+	// IPsec lists the node's IPsec policies; only HostInterfaces has them.
 	IPsec *sdk.IPsec
 
 	// What follows is about the other end, and zero if that is unknown.

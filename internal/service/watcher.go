@@ -17,7 +17,7 @@ import (
 
 // A rescan waits until nothing has happened for quietTime, but for no longer
 // than patience, so that a burst of changes is one rescan. One also runs every
-// period: what no event tells is seen then at the latest.
+// period: what no event reports is seen then at the latest.
 const (
 	quietTime = 50 * time.Millisecond
 	patience  = 250 * time.Millisecond

@@ -280,7 +280,7 @@ func backPressure(p *pair) error {
 	return fmt.Errorf("%d MiB were accepted although the receiver does not read", mostUnread>>20)
 }
 
-// zeroCopy: MSG_ZEROCOPY tells when the buffer can be used again.
+// zeroCopy: MSG_ZEROCOPY reports when the buffer can be used again.
 func zeroCopy(p *pair) error {
 	if err := unix.SetsockoptInt(p.a, unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1); err != nil {
 		return err

@@ -78,7 +78,7 @@ func TestThisKernel(t *testing.T) {
 	}
 	for _, c := range result.Checks {
 		if !c.OK && c.Detail == "" {
-			t.Errorf("%s: nothing tells why", c.Name)
+			t.Errorf("%s: nothing says why", c.Name)
 		}
 		t.Log(c.Name, c.OK, c.Detail)
 	}

@@ -89,7 +89,7 @@ type Store struct {
 // Open opens the file at path and makes it, readable to its owner only, if it does not exist. Its directory must exist.
 //
 // A damaged file is renamed to path + ".damaged-" + time, and a fresh one takes its place with the recovered flag set;
-// Recovery tells where it went. A file that can only be read is opened for reading. Errors: ErrLocked, ErrReadOnly and
+// Recovery says where it went. A file that can only be read is opened for reading. Errors: ErrLocked, ErrReadOnly and
 // ErrFull when there is no file and none can be made, *NewerError.
 func Open(path string) (*Store, error) {
 	if err := ensure(path, false); err != nil {

@@ -142,7 +142,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 }
 
 // ours reports whether the request is for this server by its own name (a name that an attacker resolves to 127.0.0.1
-// is another), and from its own page as far as the browser tells.
+// is another), and from its own page as far as the browser says.
 func (s *Server) ours(r *http.Request) bool {
 	if host := "http://" + r.Host; host != s.origin && r.Host != s.local {
 		return false
@@ -189,7 +189,7 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// page tells the page what it may do.
+// page has what the page may do.
 func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"write":%v}`, s.options.Write)

@@ -157,7 +157,7 @@ func Encode(v any) ([]byte, error) {
 		return nil, err
 	}
 	var value any
-	if err := yaml.Unmarshal(data, &value); err != nil { // unlike encoding/json, it tells integers from other numbers
+	if err := yaml.Unmarshal(data, &value); err != nil { // unlike encoding/json, it has integers
 		return nil, err
 	}
 	var out bytes.Buffer

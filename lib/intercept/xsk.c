@@ -123,7 +123,7 @@ static int make_socket(struct xsk *x, bool copy, int *tries)
 	x->fd = socket(AF_XDP, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (x->fd < 0)
 		return fail(errno, "AF_XDP: %s (it needs CAP_NET_RAW)", strerror(errno));
-	/* counts frames before Linux 5.11; if it may not, registering tells */
+	/* counts frames before Linux 5.11; if it may not, registering fails */
 	setrlimit(RLIMIT_MEMLOCK, &all);
 	code = register_frames(x);
 	if (!code)

@@ -170,7 +170,7 @@ func (a *accelerator) AttachmentChanged(sdk.Attachment, bool) {
 	}
 }
 
-// setMembers tells the data plane which network namespaces take part.
+// setMembers gives the data plane the network namespaces that take part.
 func (a *accelerator) setMembers() error {
 	have, err := tableOf[uint64, serviceEntry](a.live.Maps, mapMembers)
 	if err != nil {

@@ -63,7 +63,7 @@ static __always_inline __u32 accel_changeable(__u64 dentry)
 struct accel_place {
 	__u64 dentry, mount;
 	__u64 root, root_mount; /* of the process, where its paths begin; 0: of the namespace */
-	__u32 changeable;	/* as accel_changeable tells, of all places so far */
+	__u32 changeable;	/* as accel_changeable returns, of all places so far */
 };
 
 static __always_inline __u64 accel_mount_of(__u64 vfsmount)

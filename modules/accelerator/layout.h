@@ -175,7 +175,7 @@ struct accel_offer {
 	__u64 server;
 };
 
-/* Times of ends, as accel_now tells them: in 2^20 ns, about a millisecond. They wrap after 52 days.
+/* Times of ends, as accel_now returns them: in 2^20 ns, about a ms. They wrap after 52 days.
  *
  * One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg
  * program, or while it is out of the map for TCP's callbacks), *any* atomically. There are two for

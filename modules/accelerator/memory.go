@@ -61,7 +61,7 @@ func parseEvent(raw []byte) (e event, ok bool) {
 	return e, err == nil
 }
 
-// answer tells the data plane what is thought of a program that it asks about.
+// answer writes the verdict on a program that the data plane asks about.
 func (a *accelerator) answer(e *event) error {
 	p := e.program()
 	if forgotten := a.memory.note(p); forgotten != nil {

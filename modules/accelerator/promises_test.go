@@ -128,7 +128,7 @@ func waitFor(fd int, events int16) error {
 			continue
 		}
 		if err == nil && n == 0 {
-			return errors.New("poll tells nothing")
+			return errors.New("poll reports nothing")
 		}
 		return err
 	}

@@ -279,7 +279,7 @@ func TestServerKeptOut(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// A server that listened before: its first connection to close tells whose it is.
+// A server that listened before: its first connection to close shows whose it is.
 func TestListenedBefore(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)

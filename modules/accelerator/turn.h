@@ -21,8 +21,8 @@ struct accel_view {
 	__u32 empty;	/* nor has its queue */
 };
 
-/* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has
- * to leave. */
+/* This and accel_redirects decide; model_test.go has the same in Go. Reports when the connection
+ * has to leave. */
 static __always_inline int accel_update_turn(struct accel_end *e, const struct accel_config *cfg,
 					     __u32 answered, __u32 size)
 {

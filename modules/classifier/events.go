@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Verdict is an event as the API tells it.
+// Verdict is an event as the API shows it.
 type Verdict struct {
 	Time string `json:"time"` // end of the window
 	Kind string `json:"kind"` // suspicious, cleared, evaluated, fuse
@@ -32,7 +32,7 @@ type Verdict struct {
 	Features map[string]int32 `json:"features,omitempty"`
 }
 
-// vocabulary has names for what the data plane tells by numbers; those of earlier models, too, as events may be late.
+// vocabulary has names for what the data plane reports by numbers; those of earlier models, too, as events may be late.
 type vocabulary struct {
 	mu     sync.Mutex
 	models []*loaded // newest last

@@ -92,7 +92,7 @@ static __always_inline __u64 cls_slice_ns(void)
 	return sliding ? window_ns / CLS_SLICES : window_ns;
 }
 
-/* Tells windows of one config from those of another. */
+/* Distinguishes windows of one config from those of another. */
 static __always_inline __u32 cls_config_id(void)
 {
 	return window_ns / 1000 << 1 | sliding;

@@ -195,7 +195,7 @@ func (b *builder) chain(list []int32, part *box) *node {
 	return n
 }
 
-// split tells the rules that span the part in a dimension from those that do not.
+// split separates the rules that span the part in a dimension from those that do not.
 func (b *builder) split(list []int32, part *box, dim int) (wide, narrow []int32) {
 	for _, id := range list {
 		r := &b.boxes[id]

@@ -330,8 +330,8 @@ func idOf(packet []byte) int {
 	return diffPrivate + 1
 }
 
-// sameAddrs tells a packet of the test from one of the kernel that has the same identification: its multicast listener
-// reports have flow label 0.
+// sameAddrs distinguishes a packet of the test from one of the kernel that has the same identification: its multicast
+// listener reports have flow label 0.
 func sameAddrs(a, b []byte) bool {
 	if a[0]>>4 != b[0]>>4 {
 		return false

@@ -8,7 +8,7 @@ import (
 )
 
 // adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their
-// places: what the agent then tells again is found to be there already.
+// places: what the agent then sends again is found to be there already.
 func (w *running) adopt(now time.Time) error {
 	if err := w.adoptLocals(now); err != nil {
 		return err

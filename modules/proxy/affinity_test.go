@@ -207,7 +207,7 @@ func TestAffinityEndsWithEjection(t *testing.T) {
 	s.stays("first", clientsOf[0], protoTCP, 80, "web-0")
 	index, _ := s.entry("web-0")
 	s.w.maps.stats[index].Failures += 5
-	for range 2 { // also with what the agent tells again
+	for range 2 { // also with what the agent sends again
 		if err := s.w.judge(s.now); err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ type closest struct {
 type probe struct {
 	rtt   time.Duration
 	next  time.Time     // to be explored then
-	pause time.Duration // until the next try if this one tells nothing
+	pause time.Duration // until the next try if this one finds nothing
 	until time.Time     // end of the try that is under way
 }
 

@@ -203,8 +203,8 @@ func liveNamed(t *testing.T, flags uint8) {
 	}
 }
 
-// A node that forwards packets to an instance itself, and finds them too large for its interface, tells the client of
-// the virtual address.
+// A node that forwards packets to an instance itself, and finds them too large for its interface, notifies the client
+// of the virtual address.
 func TestNodeSaysTooBig(t *testing.T) {
 	const mtu = 1400
 	s := openSite(t, netlab.HostOptions{Routed: true}, 0)

@@ -128,7 +128,7 @@ func (l *locals) holder(a netip.Addr, name string) (found *localService) {
 	return found
 }
 
-// putHomes tells the data plane which address is where. What there is no room for keeps its address in ICMP errors of
+// putHomes gives the data plane the node of each address. What there is no room for keeps its address in ICMP errors of
 // the node.
 func (l *locals) putHomes(want map[address]uint32) error {
 	for a := range l.homes {
@@ -202,7 +202,7 @@ func (w *running) instanceChanged(i sdk.Attachment, there bool, now time.Time) e
 	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate())
 }
 
-// relocate tells the data plane which instances are on this node.
+// relocate gives the data plane the instances on this node.
 func (w *running) relocate() error {
 	for _, t := range w.targets {
 		if t.service == nil {

@@ -255,8 +255,8 @@ static __noinline int px_session_find(struct px_work *w)
 }
 
 /* The session that an ICMP error of the node's own stack is about: the stack had a packet for an
- * instance of this node, whose answers are met on its interface, and tells the client, who is met
- * here. */
+ * instance of this node, whose answers are met on its interface, and notifies the client, who is
+ * met here. */
 static __always_inline int px_session_find_local(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;

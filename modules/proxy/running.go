@@ -133,7 +133,7 @@ func identityOf(service, instance string) uint64 {
 	return max(1, h.Sum64())
 }
 
-// update takes over what the agent tells. It returns the packets that can continue now.
+// update takes over what the agent sends. It returns the packets that can continue now.
 func (w *running) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -182,7 +182,7 @@ func (w *running) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPac
 	return free, nil
 }
 
-// complete removes what the agent has not mentioned since it began to tell all.
+// complete removes what the agent has not mentioned since it began to send all.
 func (w *running) complete(now time.Time) error {
 	if w.seen == nil {
 		return nil

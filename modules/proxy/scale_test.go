@@ -34,7 +34,7 @@ func bigServices(services, instances int) []sdk.VirtualService {
 	return out
 }
 
-// tellAll tells in chunks as the agent does, from JSON.
+// tellAll sends in chunks as the agent does, from JSON.
 func (p *plant) tellAll(all []sdk.VirtualService) time.Duration {
 	p.t.Helper()
 	const chunk = 500

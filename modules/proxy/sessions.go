@@ -68,7 +68,7 @@ func forward(k *flow, s *session, names map[nameKey]name) flow {
 	return f
 }
 
-// hash tells sessions apart by their forward keys. If two of them were alike in 64 bits, they would age as one.
+// hash distinguishes sessions by their forward keys. If two of them were alike in 64 bits, they would age as one.
 func (k *flow) hash() uint64 {
 	h := mix(uint64(k.Ifindex)<<16 | uint64(k.Proto)<<8 | uint64(k.Hook))
 	for _, half := range [][]byte{k.Src[:8], k.Src[8:], k.Dst[:8], k.Dst[8:],

@@ -75,7 +75,7 @@ func load(t testing.TB, hook chain.Hook, config string) *kernel {
 // testIndex is what test runs come from: on XDP and on TC the loopback interface by default.
 const testIndex = 1
 
-// at tells the addresses of the interface.
+// at returns the addresses of the interface.
 func (k *kernel) at(addresses ...string) *kernel {
 	k.t.Helper()
 	if err := writeLocals(k.maps,

@@ -27,7 +27,7 @@
  *
  * State lives in maps of the application, arrays of RSP_SLOTS elements indexed by r->slot: one per
  * listener, kept for as long as the listener has its name. After a change of it that user space may
- * want to know of, rsp_changed() tells it. */
+ * want to know of, rsp_changed() reports it. */
 #ifndef RSP_RESPOND_H
 #define RSP_RESPOND_H
 

@@ -15,7 +15,7 @@ import (
 // feed mirrors struct rsp_feed.
 type feed struct{ Armed, Zero uint32 }
 
-// watch tells subscribers of changed states of one map set. The data plane sends one event and no more until it is
+// watch notifies subscribers of changed states of one map set. The data plane sends one event and no more until it is
 // armed again, which happens when a subscriber is ready for the next: the data plane is never asked for more events
 // than are read.
 type watch struct {
@@ -50,7 +50,7 @@ func (w *watch) run(ctx context.Context) {
 	}
 }
 
-// changed tells who waits for the slot.
+// changed notifies those that wait for the slot.
 func (w *watch) changed(slot uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -81,7 +81,7 @@ func virtual(name string, instances ...v1alpha1.VirtualInstance) sdk.VirtualServ
 	return sdk.VirtualService{Name: name, Spec: v1alpha1.VirtualServiceSpec{Instances: instances}}
 }
 
-// goes tells to which node the data plane sends a packet; "" if it leaves it alone.
+// goes returns the node to which the data plane sends a packet; "" if it leaves it alone.
 func (k *kernel) goes(dst string) string {
 	k.t.Helper()
 	src := "10.1.0.5"

@@ -279,7 +279,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	return tun_receive(pkt, &a, decap_l3 || same);
 }
 
-/* The tunnel device has taken the headers off and tells whose they were. */
+/* The tunnel device has taken the headers off and reports whose they were. */
 static __noinline int tun_from_device(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {};

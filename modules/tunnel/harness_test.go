@@ -133,7 +133,7 @@ func (k *kernel) run(p *ebpf.Program, frame []byte, gso uint32) (int32, []byte) 
 	return int32(ret), opts.DataOut
 }
 
-// reason runs a frame through and tells why it was dropped: "" if it was not.
+// reason runs a frame through and returns why it was dropped: "" if it was not.
 func (k *kernel) reason(p *ebpf.Program, frame []byte) (int32, string) {
 	k.t.Helper()
 	before := k.drops()

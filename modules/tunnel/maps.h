@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the control plane tells the data plane (maps.go mirrors it). An address is 16 bytes, IPv4 as
- * ::ffff:a.b.c.d. */
+/* What the control plane writes for the data plane (maps.go mirrors it). An address is 16 bytes,
+ * IPv4 as ::ffff:a.b.c.d. */
 #ifndef TUN_MAPS_H
 #define TUN_MAPS_H
 

@@ -54,7 +54,7 @@ func TestChangesAreNeverTorn(t *testing.T) {
 	}
 }
 
-// The same, written over the model that is at work: the checking model tells.
+// The same, written over the model that is at work: the checking model reports it.
 func TestCheckingModelTells(t *testing.T) {
 	k := newKernel(t)
 	models, scores := checkingModels(t)

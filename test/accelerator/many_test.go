@@ -125,7 +125,7 @@ func TestIdle(t *testing.T) {
 	client := n.hold(8, connections)
 	n.Eventually("the connections have left", func() bool { return n.account().Refused["idle"] >= connections })
 	n.Kill()
-	_, _ = client.stdin.Write([]byte{0}) // has ended: finish tells
+	_, _ = client.stdin.Write([]byte{0}) // has ended: finish reports it
 	n.Start()
 	n.settled()
 	n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })

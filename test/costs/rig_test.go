@@ -99,7 +99,7 @@ func runsOn(t testing.TB, hook chain.Hook, dir chain.Direction, all []dataplane.
 	return true
 }
 
-// open starts a control plane, which tells the data plane of the service and of virtual services.
+// open starts a control plane, which gives the data plane the service and virtual services.
 func open(t testing.TB, c sdk.Compiled, name string, maps sdk.Maps) {
 	t.Helper()
 	running, err := c.Open(sdk.Live{Module: name, Maps: maps, Attachments: func() []sdk.Attachment { return instances },

@@ -57,10 +57,10 @@ func (n *node) condition(name string) v1.Condition {
 	return v1.Condition{}
 }
 
-// tells waits until the module and the node say that its control plane is not well, and why.
-func (n *node) tells(reason string) {
+// reports waits until the module and the node say that its control plane is not well, and why.
+func (n *node) reports(reason string) {
 	n.T.Helper()
-	n.Eventually("module bad tells: "+reason, func() bool {
+	n.Eventually("module bad reports: "+reason, func() bool {
 		c := n.condition("bad")
 		return strings.Contains(c.Message, reason) && (c.Status == "False" || strings.Contains(c.Message, "started again"))
 	})
@@ -69,7 +69,7 @@ func (n *node) tells(reason string) {
 // nodeTells waits for the sum of all control planes.
 func (n *node) nodeTells(reason string) {
 	n.T.Helper()
-	n.Eventually("kerb status tells: "+reason, func() bool {
+	n.Eventually("kerb status shows: "+reason, func() bool {
 		var s v1.NodeStatus
 		if err := json.Unmarshal([]byte(n.must("status", "-o", "json")), &s); err != nil {
 			n.T.Fatal(err)
@@ -105,17 +105,17 @@ func change(to string) func(*node, string) {
 var misbehaviours = map[string]func(n *node, dir string){
 	"crash": func(n *node, dir string) {
 		change("crash")(n, dir)
-		n.tells("falls over")
+		n.reports("falls over")
 		n.nodeTells("falls over")
-		n.tells("started again 2 times")
+		n.reports("started again 2 times")
 	},
 	"hang": func(n *node, dir string) {
 		change("hang")(n, dir)
 		n.nodeTells("health")
-		n.Eventually("the log tells why it was ended", func() bool {
+		n.Eventually("the log says why it was ended", func() bool {
 			return strings.Contains(n.Log(), "did not answer 3 health checks")
 		})
-		n.tells("started again")
+		n.reports("started again")
 	},
 	"hang in compile": func(n *node, dir string) {
 		answered := make(chan result, 1)
@@ -134,7 +134,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 		n.Eventually("the log reports the memory", func() bool {
 			return strings.Contains(n.Log(), "MiB of memory, and may use 64")
 		})
-		n.tells("started again")
+		n.reports("started again")
 	},
 	"flood": func(n *node, dir string) {
 		begin := time.Now()
@@ -149,7 +149,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 	},
 	"sick": func(n *node, dir string) {
 		change("sick")(n, dir)
-		n.tells("feels bad")
+		n.reports("feels bad")
 		n.nodeTells("feels bad")
 	},
 	"files": func(n *node, dir string) {

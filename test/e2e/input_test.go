@@ -26,7 +26,7 @@ func packageSpec(dir string) string {
 	return yamlModule("{package: " + dir + ", attach: {services: '*'}}")
 }
 
-// Whatever is wrong with a file, one sentence tells it, the exit status tells its kind, and the old state runs on.
+// Whatever is wrong with a file, one sentence reports it, the exit status shows its kind, and the old state runs on.
 func TestBadInput(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))

@@ -176,8 +176,8 @@ func (n *node) objects() objects {
 	return o
 }
 
-// isProgram tells programs among the pins from maps: by their names, and on sockets the member stands for a program,
-// too.
+// isProgram distinguishes programs among the pins from maps: by their names, and on sockets the member stands for a
+// program, too.
 func isProgram(path string) bool {
 	name := filepath.Base(path)
 	if !strings.Contains(path, "/chains/sockets_") {

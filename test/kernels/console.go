@@ -27,7 +27,7 @@ type packageRun struct {
 	seconds float64
 }
 
-// ok tells a package that passed: it ran to its end without a failed test.
+// ok reports a package that passed: it ran to its end without a failed test.
 func (p *packageRun) ok() bool { return p.status == 0 && p.fail == 0 && len(p.open) == 0 }
 
 // transcript is what the machine's second serial port says, read line by line. Lines that begin with the nonce come
@@ -57,7 +57,7 @@ const (
 	finished
 )
 
-// testing's framing lines begin with ^V (0x16), which tells them from a test's own output.
+// testing's framing lines begin with ^V (0x16), which distinguishes them from a test's own output.
 var (
 	testStart  = regexp.MustCompile(`^\x16=== RUN   (\S+)`)
 	testResult = regexp.MustCompile(`^\s*\x16\s*--- (PASS|FAIL|SKIP): (\S+)`)

@@ -124,7 +124,7 @@ func (m *model) deploy() map[string]bool {
 	return nil
 }
 
-// undeploy tells the root first, as the system manager does: the notice may arrive before the worker's own request.
+// undeploy notifies the root first, as the system manager does: the notice may arrive before the worker's own request.
 func (m *model) undeploy() map[string]bool {
 	all := m.all()
 	if len(all) <= services/2 {

@@ -211,7 +211,7 @@ func (n *node) knowsNot(a netip.Addr) bool {
 	return true
 }
 
-// Connections continue while the agent is dead and when it has come back, and all that it tells then changes nothing.
+// Connections continue while the agent is dead and when it has come back, and all that it sends then changes nothing.
 func TestAgentDies(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	n.Apply(virtualService("web", meshSpec(servers, v1.PolicyConsistentHash)))

@@ -21,7 +21,7 @@ func phrase(pattern, instead string) wording {
 }
 
 var wordings = []wording{
-	phrase(`tells (whether|if|which|what|how|that)`, "reports, returns, shows, logs"),
+	phrase(`tells`, "reports, returns, shows, logs, notifies, distinguishes"),
 	phrase(`(is|are|be|was|were|been|being|just) told`, "is notified, receives, learns"),
 	phrase(`whoever`, "the client, the caller, any process"),
 	phrase(`nobody|somebody`, "no process, no client, another program: name the actor"),

@@ -84,7 +84,7 @@ func (f flow) isGenerators(rate float64) bool {
 
 func packetsPerSecond(mbits float64) float64 { return mbits * 1e6 / 8 / datagram }
 
-// offer sends UDP at a rate in Mbit/s for a while. number tells its packets from those of other steps.
+// offer sends UDP at a rate in Mbit/s for a while. number distinguishes its packets from those of other steps.
 func (p *Path) offer(rate float64, length time.Duration, number uint64) (flow, error) {
 	o := &offering{path: p, number: number, rate: packetsPerSecond(rate), length: length}
 	err := o.run()

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Ways to keep the verifier, and the compiler before it, from knowing too much or too little.
  *
- * The verifier follows a program once for each state that it tells apart from those it has
+ * The verifier follows a program once for each state that it distinguishes from those it has
  * followed. A number that it knows, as the verdict of a branch or the length of a header, makes a
  * state of its own: all that is behind is followed again. What hides such a number (kerb_reread,
  * kerb_through, kerb_unknown_zero, kerb_forget) saves that, on every kernel; before Linux 6.2

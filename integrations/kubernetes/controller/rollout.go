@@ -90,7 +90,7 @@ func (t tally) sort() {
 
 // wave is where the rollout of a module has been green since a time. It is in memory, and its times are those of this
 // process's clock: another process waits again. RolloutStatus.Since was written by another clock, of the process that
-// led before or of a user who resumed the rollout. It only tells one state of the rollout from another.
+// led before or of a user who resumed the rollout. It only distinguishes one state of the rollout from another.
 type wave struct {
 	version  string
 	complete string    // version that all nodes have run: the condition RolledOut was True

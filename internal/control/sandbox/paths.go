@@ -47,7 +47,7 @@ type pathRule struct {
 func (o *order) restrictPaths() error {
 	abi, err := ll.LandlockGetABIVersion()
 	if err != nil || abi == 0 {
-		return nil // Reasons tells
+		return nil // Reasons says why
 	}
 	rules, err := o.pathRules()
 	if err != nil {

@@ -188,7 +188,7 @@ func (d *demo) build(ctx context.Context) error {
 	return d.await(ctx, "the services", d.servicesAnswer)
 }
 
-// servicesAnswer tells why a service does not, yet.
+// servicesAnswer returns why a service does not, yet.
 func (d *demo) servicesAnswer() error {
 	for _, address := range []string{d.at(d.web, 8080), d.at(d.web, 9090), d.at(d.iperf, 5201)} {
 		c, err := dialIn(d.client.Namespace, "tcp", address, time.Second)

@@ -59,7 +59,7 @@ func (t *teller) heading(n, of int, title string) {
 		t.paint(dim, at))
 }
 
-// say tells a person what happens.
+// say prints what happens.
 func (t *teller) say(format string, args ...any) {
 	fmt.Fprintln(t.out, " ", fmt.Sprintf(format, args...))
 }

@@ -193,7 +193,7 @@ func (d *demo) stopTraffic() {
 	}
 }
 
-// watch lets traffic flow for a while, and tells.
+// watch lets traffic flow for a while, and prints it.
 func (d *demo) watch(ctx context.Context, duration time.Duration) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Mark is the field of a module's config that tells its versions apart.
+// Mark is the field of a module's config that distinguishes its versions.
 const Mark = "mark"
 
 // Owners are those of the resources that kerb-kube-node applies: modules, services of pods, and virtual services.

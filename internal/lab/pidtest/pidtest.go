@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pidtest is for tests of what finds processes by the numbers that the kernel tells.
+// Package pidtest is for tests of what finds processes by the numbers that the kernel shows.
 package pidtest
 
 import (

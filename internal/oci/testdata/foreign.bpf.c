@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs that were not made for Kerb: each is a whole program for its hook, which tells by the
+/* Programs that were not made for Kerb: each is a whole program for its hook, which says by the
  * UDP port what it shall return. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

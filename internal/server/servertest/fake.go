@@ -313,7 +313,7 @@ func (f *Fake) Status(context.Context) (v1alpha1.NodeStatus, error) {
 	}, err
 }
 
-// ServeModule implements server.Backend: a module tells the path that it was asked for.
+// ServeModule implements server.Backend: a module answers with the path that it was asked for.
 func (f *Fake) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	if _, err := f.Get(r.Context(), resource.Module, name); err != nil {
 		return err

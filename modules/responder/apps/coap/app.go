@@ -193,7 +193,7 @@ func (coap) Values(maps sdk.Maps, p app.PlacedListener) ([]app.Value, error) {
 	return out, nil
 }
 
-// report tells a value as a reply would have it now.
+// report returns a value as a reply would have it now.
 func (v *Value) report(key string) app.Value {
 	now := time.Duration(sdk.Monotonic())
 	if v == nil || v.Expires != 0 && v.Expires <= now {

@@ -160,7 +160,7 @@ func make16() (out []Option) {
 	return out
 }
 
-// short tells a reply's contents.
+// short returns a reply's contents.
 func short(t *testing.T, request, reply []byte) string {
 	t.Helper()
 	m, err := Read(reply)

@@ -78,7 +78,7 @@ func (t *table) version(resource uint32, off int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&t.versions[int(resource)*8+off]))
 }
 
-// put replaces the value of a resource while it is read: value.h tells the order.
+// put replaces the value of a resource while it is read: value.h has the order.
 func (t *table) put(resource uint32, v *Value) error {
 	active, writing := t.version(resource, 0), t.version(resource, 4)
 	next := active.Load() + 1

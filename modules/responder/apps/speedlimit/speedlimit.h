@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A road sign that tells approaching cars its speed limit, which depends on how many of them are in
+/* A road sign that sends approaching cars its speed limit, which depends on how many of them are in
  * range. A request has 8 bytes, u32 OP and u32 VALUE, in the byte order of its sender, which OP
- * tells. */
+ * shows. */
 #ifndef RSP_SPEEDLIMIT_H
 #define RSP_SPEEDLIMIT_H
 

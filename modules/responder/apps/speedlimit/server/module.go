@@ -78,7 +78,7 @@ func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error
 	return &a.State, nil
 }
 
-// follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun again: states are
+// follow gives the states that the module sends to learn, until ctx ends. A stream that ends is begun again: states are
 // totals, so that nothing is missed. again: the state is the first of another stream.
 func (m *Module) follow(ctx context.Context, learn func(_ context.Context, _ speedlimit.State, again bool)) {
 	another := false

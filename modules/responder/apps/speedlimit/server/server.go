@@ -2,7 +2,7 @@
 
 // Package server is the road sign's ordinary server, which answers from a socket what the kernel does not. It runs with
 // and without the module, unchanged and on the same port; where there is one, it learns from the module's events what
-// was answered in the kernel, and tells it of the requests that came up here.
+// was answered in the kernel, and sends it the requests that came up here.
 package server
 
 import (
@@ -133,7 +133,7 @@ func (s *Server) count(ctx context.Context, add int64) int64 {
 	return s.cars
 }
 
-// learn takes over what the module tells, and tells it what it does not know: of a module that has begun again, which
+// learn takes over what the module sends, and sends it what it does not know: of a module that has begun again, which
 // may be if it is listened to again, everything. Else what is older than known was overtaken by an answer.
 func (s *Server) learn(ctx context.Context, state speedlimit.State, again bool) {
 	s.mu.Lock()
