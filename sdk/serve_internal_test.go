@@ -162,7 +162,7 @@ func (s *served) life() {
 	s.send("b")
 	s.call("/kerb/v1/fill", request("b", "2"), 204)
 	s.call("/kerb/v1/start", request("b", "2"), 204)
-	s.call("/kerb/v1/start", request("b", "2"), 204) // told again
+	s.call("/kerb/v1/start", request("b", "2"), 204) // sent again
 	s.call("/kerb/v1/drop", request("a", "1"), 204)
 	if got, want := s.call("/x", nil, 200),
 		`{"config":"2","on":[{"service":"web","interface":"","ifindex":7}],"open":true,"value":7}`; got != want {

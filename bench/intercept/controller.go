@@ -91,7 +91,7 @@ type ends struct {
 
 func (e *ends) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
 
-// startController has a class for each kind of message, told apart by the type in it.
+// startController has a class for each kind of message, distinguished by the type in it.
 func (p *place) startController(action string, answer any) error {
 	n, err := node.Start(p.lab.Node())
 	if err != nil {

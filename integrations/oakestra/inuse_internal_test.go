@@ -26,7 +26,7 @@ func newQuietSession() (*session, *[]link.Result) {
 func last(t *testing.T, told *[]link.Result) link.Record {
 	t.Helper()
 	if len(*told) == 0 || (*told)[len(*told)-1].Put == nil {
-		t.Fatalf("told %+v", *told)
+		t.Fatalf("got %+v", *told)
 	}
 	return *(*told)[len(*told)-1].Put
 }
@@ -46,12 +46,12 @@ func TestReleaseBeforeTheLastInstanceEnds(t *testing.T) {
 	s.add(hostedInstance{app: testApp, number: 0, four: netip.MustParseAddr("10.18.0.2")})
 	s.answer(t, testApp, testApp, "["+entryOf(0, `"namespace_ip":"10.18.0.2",`)+"]")
 	if got := last(t, told); !got.Keep {
-		t.Errorf("told %+v", got)
+		t.Errorf("got %+v", got)
 	}
 	s.request(link.Request{Release: []string{recordPrefix + testApp}})
 	s.withdraw(testApp, 0)
 	if got := last(t, told); got.Keep {
-		t.Errorf("after the last instance: told %+v", got)
+		t.Errorf("after the last instance: got %+v", got)
 	}
 	s.request(link.Request{Release: []string{recordPrefix + testApp}})
 	if f := s.services[testApp]; f.used || f.leave.IsZero() {

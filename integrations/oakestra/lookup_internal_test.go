@@ -200,7 +200,7 @@ func TestOddAnswersToLookups(t *testing.T) {
 			`"query_key":"10.30.0.2"}`,
 	} {
 		if err := answer(text); err != nil || len(*told) != 1 || (*told)[0].NotFound != addr {
-			t.Errorf("%s: %v, told %+v", text, err, *told)
+			t.Errorf("%s: %v, got %+v", text, err, *told)
 		}
 	}
 	if f := s.services["b"]; f.used || f.leave.IsZero() { // the agent has nothing of it
@@ -209,7 +209,7 @@ func TestOddAnswersToLookups(t *testing.T) {
 	for _, addr = range []netip.Addr{addr, netip.MustParseAddr("fdff:2000::2")} { // two of a service without instances
 		if err := answer(`{"app_name":"e","instance_list":[],"query_key":"` + addr.String() + `"}`); err != nil ||
 			len(*told) != 1 || (*told)[0].Put == nil || !has((*told)[0].Put.Spec, addr) {
-			t.Errorf("%s: %v, told %+v", addr, err, *told)
+			t.Errorf("%s: %v, got %+v", addr, err, *told)
 		}
 	}
 	addr = netip.MustParseAddr("10.30.0.2")
@@ -218,7 +218,7 @@ func TestOddAnswersToLookups(t *testing.T) {
 		`{"IpType":"closest","Address":"10.30.0.3","Address_v6":"fdff:1000::3"}]},` +
 		entryOf(1, `"namespace_ip":"10.18.0.3","namespace_ip_v6":null,"host_ip":"[2001:db8::1]","host_port":"50103",`) + `]}`
 	if err := answer(odd); err != nil || len(*told) != 1 || (*told)[0].Put == nil {
-		t.Fatalf("%v, told %+v", err, *told)
+		t.Fatalf("%v, got %+v", err, *told)
 	}
 	spec := (*told)[0].Put.Spec
 	var got []string
@@ -235,7 +235,7 @@ func TestOddAnswersToLookups(t *testing.T) {
 	}
 	*told = nil
 	if err := s.takeTable([]byte(odd)); err != nil || *told != nil {
-		t.Errorf("without a lookup: %v, told %+v", err, *told)
+		t.Errorf("without a lookup: %v, got %+v", err, *told)
 	}
 }
 

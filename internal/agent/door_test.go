@@ -186,7 +186,7 @@ func TestProgramsComeAgain(t *testing.T) {
 	n.apply(t, n.both(),
 		interceptor(`[{"name": "new", "match": {"protocol": "tcp"}}, {"name": "a", "match": {"protocol": "udp"}, "action": "steal"}]`))
 	if text, _ := p.receive(); text != `{"event":"moved"}` {
-		t.Errorf("told %s", text)
+		t.Errorf("got %s", text)
 	}
 	before := p.records(old[0])
 	wait.Until(t, "packets are kept for it, as it is about to come", func() bool {
@@ -212,7 +212,7 @@ func TestProgramsComeAgain(t *testing.T) {
 		t.Fatalf("%v of %+v", err, m.Status)
 	}
 	if text, _ := p.receive(); text != "" {
-		t.Errorf("told %s", text)
+		t.Errorf("got %s", text)
 	}
 	wait.Until(t, "the class can be opened again, with the same ring", func() bool {
 		p = n.connect(t) // at first perhaps by the door of the one that is gone

@@ -149,7 +149,7 @@ func TestVirtualServices(t *testing.T) {
 		return slices.Contains(n.probe(t).Changes, "web true [probe another]")
 	})
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "another"})
-	wait.Until(t, "and told again", func() bool {
+	wait.Until(t, "and sent again", func() bool {
 		all := n.probe(t).Changes
 		return all[len(all)-1] == "web true [probe]" && !slices.ContainsFunc(all, func(c string) bool {
 			return strings.Contains(c, "false")

@@ -166,7 +166,7 @@ func mountIn(mountinfo io.Reader, worth func(root string) int) (root, at string,
 // unescape undoes what /proc does to white space and backslashes in paths.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// found are directories by the ids that Find has told: looking for an id otherwise takes a walk through all cgroups.
+// found are directories by the ids that Find has returned: to look for another id takes a walk through all cgroups.
 var found sync.Map
 
 // Find returns the cgroup with a path relative to the mount or in the file system.

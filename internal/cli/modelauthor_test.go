@@ -83,7 +83,7 @@ func TestModelQuantise(t *testing.T) {
 		t.Errorf("arithmetic %s, ranges %+v", d.Arithmetic, d.Ranges)
 	}
 	if !strings.Contains(told, "0 of 5 decisions differ") {
-		t.Errorf("told %q", told)
+		t.Errorf("got %q", told)
 	}
 }
 

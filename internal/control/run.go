@@ -28,7 +28,7 @@ type run struct {
 	why       error         // of the end; read after ended
 	process   *process
 	send      sync.Mutex
-	wrong     string // with its last answer to health: told once
+	wrong     string // with its last answer to health: logged once
 }
 
 // starter starts a control plane with its two sockets, which are closed afterwards. The run lacks only what newRun

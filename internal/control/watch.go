@@ -119,7 +119,7 @@ func family(pid int) []int {
 }
 
 // runTime is the CPU time of processes, by their clocks: clock_getcpuclockid(3). It does not block: the runtime, which
-// wakes a thread of its own to watch over other system calls, is not told of this one.
+// wakes a thread of its own to watch over other system calls, does not learn of this one.
 func runTime(pids []int) (sum time.Duration) {
 	const scheduled = 2 // CPUCLOCK_SCHED of the kernel: to the nanosecond
 	for _, pid := range pids {

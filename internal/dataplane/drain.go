@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first told to
+// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first made to
 // redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under
 // way from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few
 // microseconds unless its sender is kept from running.

@@ -347,7 +347,7 @@ func TestDirectoryThatCannotBeMade(t *testing.T) {
 	l.Add(update("a", "b"))
 	l.Flush()
 	if len(told) != 2 || len(l.List(v1alpha1.ChangesRequest{Limit: 9})) != 0 {
-		t.Errorf("told %v", told)
+		t.Errorf("got %v", told)
 	}
 }
 

@@ -453,7 +453,7 @@ func TestCatalog(t *testing.T) {
 		t.Errorf("%d built-ins", n)
 	}
 	if err := catalog.Err(); err == nil || !strings.Contains(err.Error(), "lonely") {
-		t.Errorf("the package without its control plane is not told of: %v", err)
+		t.Errorf("the package without its control plane is not reported: %v", err)
 	}
 	if p, err := catalog.Get("plain"); err != nil || p.ControlPlane != nil || p.Source != SourceBuiltin {
 		t.Errorf("%+v, %v", p, err)

@@ -157,7 +157,7 @@ func TestSubscriptionSendsAllThenDifferences(t *testing.T) {
 	updates := p.updates
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.1"))}, nil)
 	if p.sync().updates != updates {
-		t.Error("told of what is the same")
+		t.Error("notified of what is the same")
 	}
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.9")), virtual("c", plain("10.30.0.3"))},
 		[]string{"b"})
@@ -197,7 +197,7 @@ func TestPartsAndRefusals(t *testing.T) {
 	}
 	u, _ = p.subscription.Next()
 	if !u.Reset {
-		t.Error("it is not told all again after a refusal")
+		t.Error("it is not sent all again after a refusal")
 	}
 	p.take(u)
 	p.subscription.Ack(u, nil)
@@ -506,7 +506,7 @@ func TestResourceTakesWhatIsLookedUp(t *testing.T) {
 	}
 }
 
-// A control plane uses what it knows, even if others have looked it up, or the resolver has told it unasked: neither
+// A control plane uses what it knows, even if others have looked it up, or the resolver has sent it unasked: neither
 // their release nor the resolver's ends its connections.
 func TestKnownIsUsed(t *testing.T) {
 	r, path := &dynamic{}, filepath.Join(t.TempDir(), "resolved.json")

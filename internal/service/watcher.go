@@ -22,7 +22,7 @@ const (
 	quietTime = 50 * time.Millisecond
 	patience  = 250 * time.Millisecond
 	period    = time.Minute
-	fullEvery = 10 // of these periods: what is inside namespaces is read again, though no event has told of a change
+	fullEvery = 10 // of these periods: what is inside namespaces is read again, though no event has reported a change
 )
 
 // Watcher keeps the state of a set of services up to date while Run runs. Its

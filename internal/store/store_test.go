@@ -85,7 +85,7 @@ func TestDamage(t *testing.T) {
 			s := mustOpen(t, path)
 			recovery := s.Recovery()
 			if recovery == nil || !s.RecoveryPending() {
-				t.Fatal("damage was not told")
+				t.Fatal("damage was not reported")
 			}
 			if !errors.Is(recovery.Cause, ErrCorrupt) {
 				t.Errorf("cause is %v", recovery.Cause)

@@ -15,7 +15,7 @@ type Blocked struct {
 	Location
 	Action  string  `json:"action"`
 	Since   string  `json:"since"`
-	Until   string  `json:"until,omitempty"` // absent: until told
+	Until   string  `json:"until,omitempty"` // absent: until unblocked
 	Packets uint64  `json:"packets"`         // that came since then
 	Dropped uint64  `json:"dropped"`         // of them
 	Version uint32  `json:"version"`         // of the model

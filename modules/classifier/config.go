@@ -171,7 +171,7 @@ func (c *config) tunables() map[string]any {
 		"raise":             c.raise(),
 		"clear":             c.clear(),
 		"action":            index(actions, c.Action.Do),
-		"action_ns":         max(0, int64(c.Action.For)), // 0: until told
+		"action_ns":         max(0, int64(c.Action.For)), // 0: until unblocked
 		"mark":              c.Action.Mark,
 		"rate_cost":         cost,
 		"rate_burst":        cost * uint64(c.Action.Burst),

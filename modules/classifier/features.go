@@ -16,7 +16,7 @@ var Features = map[string][]string{
 		"disShare", "dioShare", "daoShare", // in 1/1000 of messages
 		"disBefore", "dioBefore", "daoBefore", // in the last whole window before
 		"gapMin", "gapMax", "gapMean", // ms between messages
-		"rankMin", "rankMax", // told by DIOs
+		"rankMin", "rankMax", // announced by DIOs
 	},
 	"flow": {
 		"packetsForward", "packetsBackward", "bytesForward", "bytesBackward", // forward is from the side that opened the flow

@@ -79,7 +79,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A source on the allow-list is judged and told of, and left alone.
+// A source on the allow-list is judged and reported, and left alone.
 func TestJudgeAllows(t *testing.T) {
 	p := newJudged(t)
 	l := p.stream.Open()

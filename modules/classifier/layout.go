@@ -75,7 +75,7 @@ type record struct {
 
 // block mirrors struct cls_block.
 type block struct {
-	Since, Until     uint64 // ns, CLOCK_MONOTONIC; Until 0: until told
+	Since, Until     uint64 // ns, CLOCK_MONOTONIC; Until 0: until unblocked
 	Packets, Dropped uint64 // that met it; of these
 	Due              uint64 // ns: when the next packet is within the rate
 	Version, Class   uint32 // of the model, 0: the operator

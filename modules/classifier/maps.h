@@ -70,7 +70,7 @@ struct cls_range {
 
 struct cls_slice {
 	__u64 sum[CLS_SUMS];	 /* as it was when the slice began */
-	struct cls_range length; /* flow: of packets; rpl: ranks that DIOs told */
+	struct cls_range length; /* flow: of packets; rpl: ranks that DIOs announced */
 	struct cls_range gap;	 /* us (rpl: ms) between packets (messages) */
 };
 
@@ -134,7 +134,7 @@ struct cls_datagram {
 /* Value of blocks: what is done to a source, until it expires. */
 struct cls_block {
 	__u64 since;
-	__u64 until;   /* 0: until told */
+	__u64 until;   /* 0: until unblocked */
 	__u64 packets; /* that met it */
 	__u64 dropped; /* of them */
 	__u64 due;     /* CLS_RATE_LIMIT: when the next packet is within the rate */

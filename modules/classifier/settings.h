@@ -79,7 +79,7 @@ KERB_CONFIG(_Bool, packet_fuse, 0);
 /* Nothing of it is needed for a packet of a known source that nothing is done to and that makes no
  * evaluation due. */
 struct cls_tunables {
-	/* how long the action lasts after the last evaluation against the source; 0: until told */
+	/* how long the action lasts after the last evaluation; 0: until unblocked */
 	__u64 action_ns;
 	__u64 rate_cost;  /* of CLS_RATE_LIMIT: ns per packet */
 	__u64 rate_burst; /* ns that a source may be ahead of it */
@@ -99,7 +99,7 @@ struct cls_tunables {
 	/* percent of a window's packets that may be dropped; 100: no limit */
 	__u8 fuse_packets;
 	__u8 action; /* enum cls_action */
-	_Bool watch; /* all is judged and told, nothing is done */
+	_Bool watch; /* all is judged and reported, nothing is done */
 	/* hysteresis: so many of the last hits_of evaluations must be against a source */
 	__u8 hits_needed;
 	__u8 hits_of; /* 1 to 32 */

@@ -82,7 +82,7 @@ type endpoint struct {
 	port    uint16
 	next    uint32
 	sent    atomic.Uint32 // up to where the other side may have it
-	acked   atomic.Uint32 // what it has told the other side to have
+	acked   atomic.Uint32 // what it has acknowledged to the other side
 }
 
 func (e *endpoint) send(to *endpoint, flags uint8, length int) error {

@@ -206,7 +206,7 @@ func (w *watch) misses() (out []Miss) {
 type teller struct {
 	module string
 	told   map[string]time.Time
-	held   map[string]uint64 // packets that were not told of yet
+	held   map[string]uint64 // packets that were not reported yet
 
 	fallbacks     map[string]uint64 // as of the last message, or of the first call
 	fallbacksTold map[string]time.Time

@@ -160,7 +160,7 @@ func (w *running) adoptPorts(virtuals map[uint32]*virtual) error {
 	})
 }
 
-// removeOrphans removes what the maps had before a restart and the agent has not told of.
+// removeOrphans removes what the maps had before a restart and the agent has not sent.
 func (w *running) removeOrphans(now time.Time) error {
 	for _, v := range w.addresses {
 		if v.service == nil {

@@ -54,7 +54,7 @@ type kernel struct {
 	on        uint32 // interface that packets meet the proxy on, 0: testIfindex
 }
 
-// testIfindex is the interface that PROG_TEST_RUN says packets come from, if told nothing else: lo.
+// testIfindex is the interface that PROG_TEST_RUN says packets come from, by default: lo.
 const testIfindex = 1
 
 func loadProxy(t testing.TB, constants map[string]any) *kernel {

@@ -287,7 +287,7 @@ func TestRedeployed(t *testing.T) {
 	}
 	p.put(vs)
 	if _, same := p.entry("web-0"); same != after {
-		t.Error("told the same again, it changes")
+		t.Error("sent the same again, it changes")
 	}
 }
 
@@ -377,9 +377,9 @@ func TestRestart(t *testing.T) {
 	p.restart("")
 	p.same("adopted", p.dump(), before)
 	p.tell(sdk.VirtualServiceUpdate{Reset: true, Put: []sdk.VirtualService{vs}})
-	p.same("told the first part", p.dump(), before)
+	p.same("sent the first part", p.dump(), before)
 	p.tell(sdk.VirtualServiceUpdate{Complete: true, Put: []sdk.VirtualService{db}})
-	p.same("told all", p.dump(), before)
+	p.same("sent all", p.dump(), before)
 
 	p.restart("")
 	p.all(vs)

@@ -53,7 +53,7 @@ func (t *timeouts) shortest(proto uint8) uint64 {
 // live reports whether a session belongs in the table that nothing is evicted from.
 func (s *session) live() bool { return s.State&(stateAnswered|stateClosed) == stateAnswered }
 
-// forward is the key of a session's forward entry, told from either one.
+// forward is the key of a session's forward entry, derived from either one.
 func forward(k *flow, s *session, names map[nameKey]name) flow {
 	if s.Flags&sessionReverse == 0 {
 		return *k
@@ -425,7 +425,7 @@ func (w *running) idle(now time.Time) error {
 			w.ask(s)
 		case s.dynamic && now.Sub(s.used) > idleFor:
 			w.live.Release(s.name)
-			s.used, s.released, s.asked = now, true, false // not told again with each sweep
+			s.used, s.released, s.asked = now, true, false // not reported again with each sweep
 		}
 	}
 	return nil

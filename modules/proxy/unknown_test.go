@@ -77,7 +77,7 @@ func TestUnknownIsDenied(t *testing.T) {
 	p.arrive(a.String(), "one")
 	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	if !p.negative(a.String()) {
-		t.Error("not told to the data plane")
+		t.Error("not written for the data plane")
 	}
 	p.same("sent, to be answered", p.frames(), []string{"one"})
 	p.now = p.now.Add(11 * time.Second)
@@ -123,7 +123,7 @@ func TestUnknownIsOverdue(t *testing.T) {
 	p.overdue()
 	p.same("in time", p.frames(), []string{"two", "three"})
 	if !p.negative("10.30.0.1") {
-		t.Error("not told to the data plane")
+		t.Error("not written for the data plane")
 	}
 	report := p.w.listHeld(p.now)
 	if report.Dropped != 1 || report.Counters.Overdue != 1 || len(report.Unknown) != 1 || len(report.Held) != 0 {

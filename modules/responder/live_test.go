@@ -430,7 +430,7 @@ func TestServerAlone(t *testing.T) {
 	}
 }
 
-// In mixed mode the limit follows the count: at once, if told to. Values can be set from outside.
+// In mixed mode the limit follows the count: at once, if the config says so. Values can be set from outside.
 func TestMixedFollowsTheCount(t *testing.T) {
 	s := build(t, native, `{"listeners": [
 		{"app": "speedlimit", "name": "now", "port": 8080, "mode": "mixed", "recompute": "change", "sourceRate": 0, "addresses": [ADDRESSES]},

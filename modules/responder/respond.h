@@ -105,7 +105,7 @@ static __always_inline struct rsp_scratch *rsp_scratch(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* Changes of state, told to user space at its own pace: who reads sets armed when it has seen
+/* Changes of state, reported to user space at its own pace: who reads sets armed when it has seen
  * everything, and is sent one event by the next change. Costs a request one check of a flag. */
 struct rsp_feed {
 	__u32 armed;

@@ -232,7 +232,7 @@ func TestReadOnlyStateAtFirstStart(t *testing.T) {
 	n.refusedAgent(1, n.State, "can only be read")
 }
 
-// A damaged store is set aside and told; traffic continues over the chains that ran until modules are applied again.
+// A damaged store is set aside and reported; traffic continues over the chains that ran until modules are applied.
 func TestCorruptStore(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.stamp(1), n.pass("count", "*"))

@@ -46,7 +46,7 @@ func newNonce() string {
 	return "@@matrix-" + hex.EncodeToString(b[:])
 }
 
-// event is what a line told, for the progress output.
+// event is what a line reported, for the progress output.
 type event int
 
 const (

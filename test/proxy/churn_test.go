@@ -253,7 +253,7 @@ func (c *churn) connect() (*connection, int64) {
 	return conn, ends[met]
 }
 
-// use exchanges lines until told to stop, and checks that a connection breaks with its instance only.
+// use exchanges lines until it is stopped, and checks that a connection breaks with its instance only.
 func (c *churn) use(conn *connection, ended int64, times int) bool {
 	for i := range times {
 		if c.stopped() {

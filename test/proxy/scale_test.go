@@ -60,7 +60,7 @@ func TestScale(t *testing.T) {
 	begin = time.Now()
 	n.Start()
 	n.told(last)
-	t.Logf("all told again after a restart in %v", time.Since(begin))
+	t.Logf("all sent again after a restart in %v", time.Since(begin))
 	tell("after that")
 	connect()
 }

@@ -82,7 +82,7 @@ func echo(c *net.UDPConn, name string) {
 	}
 }
 
-// connection is one whose server has told its name.
+// connection is one whose server has sent its name.
 type connection struct {
 	net.Conn
 	*bufio.Reader

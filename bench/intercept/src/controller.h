@@ -21,7 +21,7 @@ static const char *const names[KINDS] = { "ctrl", "data", "log" };
 
 /* Each is written by one thread. */
 static struct kind {
-	uint64_t received, told; /* told: losses that the receiver was notified of */
+	uint64_t received, told; /* losses that the receiver was notified of */
 	struct histogram delays;
 } kinds[KINDS];
 

@@ -211,7 +211,7 @@ func (speedlimit) recompute(m sdk.Maps, slot uint32) {
 	}
 }
 
-// State of a listener. Cars counts what the kernel took and what user space told of.
+// State of a listener. Cars counts what the kernel counted and what user space added.
 type State struct {
 	Cars     int64  `json:"cars"`     // in range
 	Limit    uint32 `json:"limit"`    // km/h

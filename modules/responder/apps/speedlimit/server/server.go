@@ -34,7 +34,7 @@ type Server struct {
 	mu       sync.Mutex
 	cars     int64            // in range, as far as known here
 	ahead    int64            // of them, those that the module has not been notified of
-	kernel   speedlimit.State // what the module told last
+	kernel   speedlimit.State // what the module sent last
 	answered uint64           // GET_SPEED_LIMIT answered here
 	left     uint64           // OUT_OF_RANGE that came here
 }
