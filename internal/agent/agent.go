@@ -68,7 +68,6 @@ type Agent struct {
 	virtual    *resolve.Table
 	models     *models.Table
 	slower     time.Duration   // packets that chains keep, without a trace
-	expedite   bool            // permits expedited RCU grace periods
 	base       context.Context // of control planes' background work
 
 	wake       chan struct{} // asks for a reconciliation
@@ -149,7 +148,7 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger, integrations
 
 func openDataplane(cfg config.Config, log *slog.Logger) (*dataplane.Dataplane, error) {
 	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run,
-		NoGuard: cfg.SpliceGuard == config.GuardOff})
+		NoGuard: cfg.SpliceGuard == config.GuardOff, NoExpedite: cfg.ExpeditedRCU == config.ExpeditedOff})
 	if err != nil {
 		return nil, err
 	}
@@ -170,8 +169,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		return nil, err
 	}
 	a := &Agent{
-		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx),
-		expedite: cfg.ExpeditedRCU != config.ExpeditedOff, slower: cfg.Slower(),
+		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), slower: cfg.Slower(),
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),

@@ -215,8 +215,8 @@ const drainPeriod = 200 * time.Millisecond
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
 // makes t the agent's current state. After an error both are as before, unless it is an *apply.RollbackError.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
-	a.permitExpedite(a.now.Modules, t.modules)
-	defer func() { a.permitExpedite(a.now.Modules) }()
+	a.dp.PermitExpedite(!deliverInTime(a.now.Modules, t.modules))
+	defer func() { a.dp.PermitExpedite(!deliverInTime(a.now.Modules)) }()
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 && !p.DryRun {
@@ -245,17 +245,14 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	return r, nil
 }
 
-// permitExpedite permits expedited grace periods unless one of these modules delivers packets in real time.
-func (a *Agent) permitExpedite(all ...map[string]*deploy.Module) {
-	a.dp.PermitExpedite(a.expedite && !slices.ContainsFunc(all, deliversInTime))
-}
-
-// deliversInTime reports whether a module delivers packets to programs in real time: expedited grace periods would
+// deliverInTime reports whether a module delivers packets to programs in real time: expedited grace periods would
 // interrupt their CPUs.
-func deliversInTime(modules map[string]*deploy.Module) bool {
-	for _, d := range modules {
-		if d != nil && d.Pkg != nil && d.Pkg.HasCapability(pkgs.CapabilityClients) {
-			return true
+func deliverInTime(all ...map[string]*deploy.Module) bool {
+	for _, modules := range all {
+		for _, d := range modules {
+			if d != nil && d.Pkg != nil && d.Pkg.HasCapability(pkgs.CapabilityClients) {
+				return true
+			}
 		}
 	}
 	return false

@@ -18,7 +18,7 @@ func TestDeliversInTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got := deliversInTime(map[string]*deploy.Module{"unavailable": {}, "m": {Pkg: p}})
+		got := deliverInTime(map[string]*deploy.Module{"unavailable": {}, "m": {Pkg: p}})
 		if want := name == "intercept"; got != want {
 			t.Errorf("%s: %v, want %v", name, got, want)
 		}

@@ -29,7 +29,8 @@ type Options struct {
 	NoTCX bool
 	// NoGuard attaches no program to LSM hooks: modules on sockets that are attached from now on run without their
 	// guard.
-	NoGuard bool
+	NoGuard    bool
+	NoExpedite bool // no expedited RCU grace periods, whatever is permitted
 }
 
 // Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, unless they say so, except that

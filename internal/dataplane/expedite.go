@@ -43,7 +43,7 @@ type expediting struct {
 // expedite asks for expedited grace periods until restore is called.
 func (d *Dataplane) expedite() (restore func() error) {
 	none := func() error { return nil }
-	if d.opts.Run == "" || !d.mayExpedite.Load() {
+	if d.opts.Run == "" || d.opts.NoExpedite || !d.mayExpedite.Load() {
 		return none
 	}
 	d.expediting.mu.Lock()
