@@ -185,10 +185,10 @@ func procFile(path string) string {
 
 // What a control plane may write to the log: this many lines at once, then this many a second.
 const (
-	logBurst   = 100
-	logRate    = 10
-	logLine    = 4096 // bytes; longer lines are cut
-	tellLosses = 10 * time.Second
+	logBurst    = 100
+	logRate     = 10
+	logLine     = 4096 // bytes; longer lines are cut
+	lossesEvery = 10 * time.Second
 )
 
 // logReader carries the output of a control plane into the agent's log.
@@ -244,7 +244,7 @@ func (l *logReader) run() {
 				lost++
 			}
 		}
-		if lost > 0 && (err != nil || time.Since(delivered) > tellLosses) {
+		if lost > 0 && (err != nil || time.Since(delivered) > lossesEvery) {
 			l.log.Warn("the control plane logs more than the limit; lines are left out", "linesLeftOut", lost)
 			lost, delivered = 0, time.Now()
 		}

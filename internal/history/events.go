@@ -200,7 +200,7 @@ func (e *Events) Flush() {
 
 // Read passes on the newest events, oldest first, and with Follow each one that comes until ctx ends. A client that
 // reads too slowly for what is kept is passed on how many events it has lost, before those that came later.
-func (e *Events) Read(ctx context.Context, of v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error {
+func (e *Events) Read(ctx context.Context, of v1alpha1.EventsRequest, send func(v1alpha1.Event) error) error {
 	r := &reader{request: of}
 	defer func() {
 		e.mu.Lock()
@@ -210,7 +210,7 @@ func (e *Events) Read(ctx context.Context, of v1alpha1.EventsRequest, tell func(
 	for first := true; ; first = false {
 		out, newer := e.next(r, first)
 		for _, v := range out {
-			if err := tell(v); err != nil {
+			if err := send(v); err != nil {
 				return err
 			}
 		}

@@ -131,20 +131,20 @@ func (l *Live) keep(at time.Time, all []Reading) {
 	l.next++
 }
 
-// Follow passes on the samples that there are, and then each that follows, until ctx ends or tell returns an error. A
+// Follow passes on the samples that there are, and then each that follows, until ctx ends or send returns an error. A
 // slow client gets fewer.
-func (l *Live) Follow(ctx context.Context, want func(v1.Series) bool, tell func(v1.HistoryLine) error) error {
+func (l *Live) Follow(ctx context.Context, want func(v1.Series) bool, send func(v1.HistoryLine) error) error {
 	var columns []int
 	known, at := -1, int64(0)
 	for {
 		lines, head, newer := l.after(&at, &known, &columns, want)
 		if head != nil {
-			if err := tell(*head); err != nil {
+			if err := send(*head); err != nil {
 				return err
 			}
 		}
 		for _, line := range lines {
-			if err := tell(line); err != nil {
+			if err := send(line); err != nil {
 				return err
 			}
 		}

@@ -126,13 +126,13 @@ func (s *Sampler) whileFollowed(ctx context.Context, read func(*Readings)) {
 }
 
 // History passes on samples: those of the past, or new ones until ctx ends. For the latter no files are needed.
-func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, tell func(v1.HistoryLine) error) error {
+func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, send func(v1.HistoryLine) error) error {
 	want := func(of v1.Series) bool { return r.Name == "" || of.Service == r.Name || of.Module == r.Name }
 	if !r.Follow && s.err != nil {
 		return s.err
 	}
 	if !r.Follow {
-		return s.store.Read(time.Duration(r.Since)*time.Second, want, tell)
+		return s.store.Read(time.Duration(r.Since)*time.Second, want, send)
 	}
 	first, leave := s.live.Join()
 	defer leave()
@@ -142,5 +142,5 @@ func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, tell func(v1
 		default:
 		}
 	}
-	return s.live.Follow(ctx, want, tell)
+	return s.live.Follow(ctx, want, send)
 }

@@ -281,7 +281,7 @@ func before(a, b v1.Series) bool {
 
 // Read passes on what the series are and then their samples of the time since, oldest first, until an error. Their
 // times rise: if the clock was set back, the samples from the time that comes twice are the later ones.
-func (s *Store) Read(since time.Duration, want func(v1.Series) bool, tell func(v1.HistoryLine) error) error {
+func (s *Store) Read(since time.Duration, want func(v1.Series) bool, send func(v1.HistoryLine) error) error {
 	s.mu.Lock()
 	r := s.rings[0]
 	for _, longer := range s.rings[1:] {
@@ -303,11 +303,11 @@ func (s *Store) Read(since time.Duration, want func(v1.Series) bool, tell func(v
 	for _, o := range owners {
 		head.Series = append(head.Series, o.Series)
 	}
-	err := tell(head)
+	err := send(head)
 	for i := 0; err == nil && i < len(numbers); i++ {
 		line, ok := s.line(r, numbers[i], owners)
 		if ok {
-			err = tell(line)
+			err = send(line)
 		}
 	}
 	return err

@@ -32,12 +32,12 @@ type Backend interface {
 	Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error)
 
 	// Events passes on what has happened, and what happens until ctx ends if the request follows.
-	Events(ctx context.Context, r v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error
+	Events(ctx context.Context, r v1alpha1.EventsRequest, send func(v1alpha1.Event) error) error
 	// Flows passes on flows, and with r.Follow those that follow until ctx ends. *apierrors.Conflict if no module records
 	// them.
-	Flows(ctx context.Context, r v1alpha1.FlowsRequest, tell func(v1alpha1.FlowLine) error) error
+	Flows(ctx context.Context, r v1alpha1.FlowsRequest, send func(v1alpha1.FlowLine) error) error
 	// History passes on samples: those of the past, or new ones until ctx ends. *apierrors.Conflict if there are none.
-	History(ctx context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error
+	History(ctx context.Context, r v1alpha1.HistoryRequest, send func(v1alpha1.HistoryLine) error) error
 
 	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.
 	ChangeSet(ctx context.Context, r SetRequest) (v1alpha1.SetChanged, error)
@@ -68,7 +68,7 @@ type Backend interface {
 	// nothing.
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
 	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
-	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TraceLine) error) error
+	Trace(ctx context.Context, r v1alpha1.TraceRequest, send func(v1alpha1.TraceLine) error) error
 	// Drops returns the last packets that modules dropped, oldest first: a sample if there were many.
 	Drops(ctx context.Context, r v1alpha1.DropsRequest) ([]v1alpha1.TracedPacket, error)
 	// Explain reports what the modules of a service would do to a packet. Nothing on the node notices.

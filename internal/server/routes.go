@@ -162,36 +162,36 @@ func (s *Server) addRoutes() {
 	s.lines("/v1/events", "events", "What has happened on the node, oldest first, one JSON object per line",
 		reflect.TypeFor[v1alpha1.EventsRequest](), s.events)
 	s.lines("/v1/flows", "flows", "Who talks to whom, as modules have recorded it, one JSON object per line",
-		reflect.TypeFor[v1alpha1.FlowsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
-			return s.backend.Flows(ctx, *in.(*v1alpha1.FlowsRequest), func(l v1alpha1.FlowLine) error { return tell(&l) })
+		reflect.TypeFor[v1alpha1.FlowsRequest](), func(ctx context.Context, in any, send func(any) error) error {
+			return s.backend.Flows(ctx, *in.(*v1alpha1.FlowsRequest), func(l v1alpha1.FlowLine) error { return send(&l) })
 		})
 	s.lines("/v1/history", "history", "Samples of traffic, drops and the agent, one JSON object per line",
-		reflect.TypeFor[v1alpha1.HistoryRequest](), func(ctx context.Context, in any, tell func(any) error) error {
+		reflect.TypeFor[v1alpha1.HistoryRequest](), func(ctx context.Context, in any, send func(any) error) error {
 			return s.backend.History(ctx, *in.(*v1alpha1.HistoryRequest),
-				func(l v1alpha1.HistoryLine) error { return tell(&l) })
+				func(l v1alpha1.HistoryLine) error { return send(&l) })
 		})
 	s.lines("/v1/trace", "trace", "Trace of packets through chains, one JSON object per line",
-		reflect.TypeFor[v1alpha1.TraceRequest](), func(ctx context.Context, in any, tell func(any) error) error {
-			return s.backend.Trace(ctx, *in.(*v1alpha1.TraceRequest), func(l v1alpha1.TraceLine) error { return tell(&l) })
+		reflect.TypeFor[v1alpha1.TraceRequest](), func(ctx context.Context, in any, send func(any) error) error {
+			return s.backend.Trace(ctx, *in.(*v1alpha1.TraceRequest), func(l v1alpha1.TraceLine) error { return send(&l) })
 		})
 	s.describeBodies()
 }
 
 // events passes on events. A client that follows gets the start of the answer at once, however long no event comes.
-func (s *Server) events(ctx context.Context, in any, tell func(any) error) error {
+func (s *Server) events(ctx context.Context, in any, send func(any) error) error {
 	r := in.(*v1alpha1.EventsRequest)
 	if r.Follow {
-		if err := tell(nil); err != nil {
+		if err := send(nil); err != nil {
 			return err
 		}
 	}
-	return s.backend.Events(ctx, *r, func(e v1alpha1.Event) error { return tell(&e) })
+	return s.backend.Events(ctx, *r, func(e v1alpha1.Event) error { return send(&e) })
 }
 
 // lines registers an operation that answers with one JSON object per line. Errors before the first one are problems;
 // later ones are a line {"error": ...}. A line that is nil starts the answer.
 func (s *Server) lines(path, id, summary string, in reflect.Type,
-	all func(ctx context.Context, in any, tell func(any) error) error) {
+	all func(ctx context.Context, in any, send func(any) error) error) {
 	op := huma.Operation{OperationID: id, Method: "GET", Path: path, Responses: map[string]*huma.Response{
 		"200": {Description: "OK"}}, Summary: summary}
 	s.handle(&op, in, func(w http.ResponseWriter, r *http.Request, in any) error {

@@ -35,13 +35,13 @@ type flowsSeen struct {
 }
 
 // Flows passes on what modules have recorded, and then what they record until ctx ends.
-func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowLine) error) error {
+func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, send func(v1.FlowLine) error) error {
 	if r.Follow && r.Since > 0 {
 		return &apierrors.Invalid{Reason: "follow shows single flows, and since sums: use one of them"}
 	}
 	seen := flowsSeen{map[string]uint64{}, map[flowPlace]v1.MissingFlows{}}
 	for {
-		if err := v.tellFlows(ctx, r, seen, tell); err != nil || !r.Follow {
+		if err := v.sendFlows(ctx, r, seen, send); err != nil || !r.Follow {
 			return err
 		}
 		if !sdk.Pause(ctx, flowsEvery) {
@@ -50,9 +50,9 @@ func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowL
 	}
 }
 
-// tellFlows passes on the flows that have had packets since those that were seen, then what is missing, and then the
+// sendFlows passes on the flows that have had packets since those that were seen, then what is missing, and then the
 // errors of modules that did not answer.
-func (v *Views) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, tell func(v1.FlowLine) error) error {
+func (v *Views) sendFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, send func(v1.FlowLine) error) error {
 	names, recorders, err := v.flowNames(r.Service)
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func (v *Views) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen
 		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Module, b.Module)) < 0
 	})
 	for i := range flows {
-		if err := tell(v1.FlowLine{Flow: names.complete(&flows[i])}); err != nil {
+		if err := send(v1.FlowLine{Flow: names.complete(&flows[i])}); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (v *Views) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen
 			continue
 		}
 		seen.missing[place] = *m
-		if err := tell(v1.FlowLine{Missing: m}); err != nil {
+		if err := send(v1.FlowLine{Missing: m}); err != nil {
 			return err
 		}
 	}

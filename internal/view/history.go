@@ -19,11 +19,11 @@ func (v *Views) Change(_ context.Context, number int64) (v1.ChangeRecord, error)
 }
 
 // Events passes on what has happened.
-func (v *Views) Events(ctx context.Context, r v1.EventsRequest, tell func(v1.Event) error) error {
-	return v.EventLog.Read(ctx, r, tell)
+func (v *Views) Events(ctx context.Context, r v1.EventsRequest, send func(v1.Event) error) error {
+	return v.EventLog.Read(ctx, r, send)
 }
 
 // History passes on samples.
-func (v *Views) History(ctx context.Context, r v1.HistoryRequest, tell func(v1.HistoryLine) error) error {
-	return v.Samples.History(ctx, r, tell)
+func (v *Views) History(ctx context.Context, r v1.HistoryRequest, send func(v1.HistoryLine) error) error {
+	return v.Samples.History(ctx, r, send)
 }

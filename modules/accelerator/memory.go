@@ -69,7 +69,7 @@ func (a *accelerator) answer(e *event) error {
 			return err
 		}
 	}
-	return a.tell(&p)
+	return a.writeVerdict(&p)
 }
 
 // note remembers a program, and returns what had to be forgotten for it.
@@ -94,8 +94,8 @@ func (s *memory) forgetOldest() *fileKey {
 	return &oldest.File
 }
 
-// tell writes the verdict on a program.
-func (a *accelerator) tell(p *program) error {
+// writeVerdict writes the verdict on a program.
+func (a *accelerator) writeVerdict(p *program) error {
 	verdict, _ := a.judge(p)
 	err := a.live.Maps.Put(mapExecutables, p.File, executableEntry{Verdict: verdict, Since: sdk.Monotonic()})
 	if err != nil {
@@ -127,7 +127,7 @@ func (a *accelerator) judgeAll() error {
 		if was := told[p.File].Verdict; verdict == was || was == caught && !a.allows(p.Path) {
 			continue
 		}
-		if err := a.tell(&p); err != nil {
+		if err := a.writeVerdict(&p); err != nil {
 			return err
 		}
 	}

@@ -231,7 +231,7 @@ func (w *running) conclude(s source, v *verdict, win *window, d model.Decision, 
 	case was && !v.suspicious: // its block lasts until its time: action.for is a minimum
 		e.Kind = kindCleared
 	}
-	w.tell(&e)
+	w.publish(&e)
 	return nil
 }
 
@@ -273,7 +273,7 @@ func (w *running) act(e *event) (done uint8, isNew bool, err error) {
 		if w.fuse.blow(cause) {
 			blown := *e
 			blown.Kind, blown.Cause = kindFuse, uint8(cause)
-			w.tell(&blown)
+			w.publish(&blown)
 		}
 		return none, false, nil
 	}
@@ -299,8 +299,8 @@ func (w *running) tooMuch() uint32 {
 	return 0
 }
 
-// tell passes an event on if the config wants such ones.
-func (w *running) tell(e *event) {
+// publish passes an event on if the config wants such ones.
+func (w *running) publish(e *event) {
 	if e.Kind == kindEvaluated && (w.config.Events == "changes" || w.config.Events == "positives" && e.Hits&1 == 0) {
 		return
 	}

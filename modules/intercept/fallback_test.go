@@ -174,17 +174,17 @@ func TestFallbackIsLogged(t *testing.T) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	t.Cleanup(func() { slog.SetDefault(before) })
 	k := load(t, chain.XDP, chain.Ingress, loop)
-	teller := newTeller("m")
+	misses := newMissLog("m")
 	k.run(stateFrame(plant, controller, 1, 2))
-	teller.tellFallbacks(k.Classes, k.maps)
-	teller.tellFallbacks(k.Classes, k.maps)
+	misses.logFallbacks(k.Classes, k.maps)
+	misses.logFallbacks(k.Classes, k.maps)
 	if log.Len() > 0 {
 		t.Errorf("before a packet: %s", &log)
 	}
 	for range 3 {
 		k.run(stateFrame(plant, controller, 1, 2))
 		k.run(stateFrame(plant, controller, 1, 2))
-		teller.tellFallbacks(k.Classes, k.maps)
+		misses.logFallbacks(k.Classes, k.maps)
 	}
 	text := log.String()
 	if strings.Count(text, "\n") != 1 || !strings.Contains(text, "class=loop packets=2 deadline=20ms") {

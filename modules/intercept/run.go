@@ -24,7 +24,7 @@ const (
 	graceTime  = 2 * time.Second        // in which programs come back after a change or a restart of the control plane
 	eventsTick = 250 * time.Millisecond // how often deadlines are examined for who reads events,
 	logTick    = 2 * time.Second        // and for the log,
-	tellEvery  = 10 * time.Second       // where a class's misses go no more often
+	logEvery   = 10 * time.Second       // where a class's misses go no more often
 )
 
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
@@ -50,8 +50,8 @@ func (f *running) Run(ctx context.Context) {
 	defer grace.Stop()
 	tick := time.NewTicker(logTick)
 	defer tick.Stop()
-	watch, log := newWatch(f.Intercept, pages), newTeller(f.live.Module)
-	log.tellFallbacks(f.Classes, f.live.Maps)
+	watch, log := newWatch(f.Intercept, pages), newMissLog(f.live.Module)
+	log.logFallbacks(f.Classes, f.live.Maps)
 	for {
 		select {
 		case <-ctx.Done():
@@ -62,8 +62,8 @@ func (f *running) Run(ctx context.Context) {
 		case <-grace.C:
 			f.dismiss(pages)
 		case <-tick.C:
-			log.tell(watch.misses())
-			log.tellFallbacks(f.Classes, f.live.Maps)
+			log.logMisses(watch.misses())
+			log.logFallbacks(f.Classes, f.live.Maps)
 		}
 	}
 }
@@ -202,24 +202,24 @@ func (w *watch) misses() (out []Miss) {
 	return out
 }
 
-// teller puts misses into the log, each class's at most every tellEvery.
-type teller struct {
+// missLog puts misses into the log, each class's at most every logEvery.
+type missLog struct {
 	module string
-	told   map[string]time.Time
+	logged map[string]time.Time
 	held   map[string]uint64 // packets that were not reported yet
 
-	fallbacks     map[string]uint64 // as of the last message, or of the first call
-	fallbacksTold map[string]time.Time
+	fallbacks       map[string]uint64 // as of the last message, or of the first call
+	fallbacksLogged map[string]time.Time
 }
 
-func newTeller(module string) *teller {
-	return &teller{module, map[string]time.Time{}, map[string]uint64{}, map[string]uint64{}, map[string]time.Time{}}
+func newMissLog(module string) *missLog {
+	return &missLog{module, map[string]time.Time{}, map[string]uint64{}, map[string]uint64{}, map[string]time.Time{}}
 }
 
-// tellFallbacks logs the classes whose packets the kernel has answered in their programs' place since the last message.
-func (t *teller) tellFallbacks(classes []*class, m sdk.Maps) {
+// logFallbacks logs the classes whose packets the kernel has answered in their programs' place since the last message.
+func (t *missLog) logFallbacks(classes []*class, m sdk.Maps) {
 	for _, c := range classes {
-		if c.Fallback == nil || time.Since(t.fallbacksTold[c.Name]) < tellEvery {
+		if c.Fallback == nil || time.Since(t.fallbacksLogged[c.Name]) < logEvery {
 			continue
 		}
 		n, err := readCounts(m, c)
@@ -230,21 +230,21 @@ func (t *teller) tellFallbacks(classes []*class, m sdk.Maps) {
 		if t.fallbacks[c.Name] = n.Fallbacks; known {
 			slog.Warn("intercept: the kernel answers in the program's place, which does not read in time", "module", t.module,
 				"class", c.Name, "packets", n.Fallbacks-before, "deadline", time.Duration(c.Deadline).String())
-			t.fallbacksTold[c.Name] = time.Now()
+			t.fallbacksLogged[c.Name] = time.Now()
 		}
 	}
 }
 
-func (t *teller) tell(misses []Miss) {
+func (t *missLog) logMisses(misses []Miss) {
 	for _, m := range misses {
 		t.held[m.Class] += m.Packets
-		if time.Since(t.told[m.Class]) < tellEvery {
+		if time.Since(t.logged[m.Class]) < logEvery {
 			continue
 		}
 		slog.Warn("intercept: packets were late", "module", t.module, "class", m.Class, "packets", t.held[m.Class],
 			"deadline", time.Duration(m.Deadline).String(), "last", time.Duration(m.Last.Delay).String(),
 			"waited", time.Duration(m.Last.Waited).String(), "running", m.Last.Running)
-		t.told[m.Class], t.held[m.Class] = time.Now(), 0
+		t.logged[m.Class], t.held[m.Class] = time.Now(), 0
 	}
 }
 

@@ -60,12 +60,12 @@ func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResul
 }
 
 // History implements server.Backend: there are two samples of one series.
-func (f *Fake) Events(_ context.Context, _ v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error {
-	return tell(v1alpha1.Event{Number: 1, Count: 1, Kind: "Service", Name: "web", Type: "Ready", Reason: "NotFound"})
+func (f *Fake) Events(_ context.Context, _ v1alpha1.EventsRequest, send func(v1alpha1.Event) error) error {
+	return send(v1alpha1.Event{Number: 1, Count: 1, Kind: "Service", Name: "web", Type: "Ready", Reason: "NotFound"})
 }
 
 // Flows implements server.Backend: there is one flow, and some of its service are missing.
-func (f *Fake) Flows(_ context.Context, r v1alpha1.FlowsRequest, tell func(v1alpha1.FlowLine) error) error {
+func (f *Fake) Flows(_ context.Context, r v1alpha1.FlowsRequest, send func(v1alpha1.FlowLine) error) error {
 	if r.Service == "off" {
 		return &apierrors.Conflict{Reason: "no module records flows"}
 	}
@@ -74,15 +74,15 @@ func (f *Fake) Flows(_ context.Context, r v1alpha1.FlowsRequest, tell func(v1alp
 		Packets: 12, Bytes: 3400, ReplyPackets: 10, ReplyBytes: 1200000, Verdict: "mixed", Dropped: 2, DropModule: "fw",
 		DropReason: "policy", State: "established", ToResponderNanoseconds: 120_000, ToInitiatorNanoseconds: 23_400_000,
 		Retransmits: 1, Connections: 1}
-	if err := tell(v1alpha1.FlowLine{Flow: &flow}); err != nil {
+	if err := send(v1alpha1.FlowLine{Flow: &flow}); err != nil {
 		return err
 	}
-	return tell(v1alpha1.FlowLine{Missing: &v1alpha1.MissingFlows{Module: "flows", Service: "web", Interface: "veth0",
+	return send(v1alpha1.FlowLine{Missing: &v1alpha1.MissingFlows{Module: "flows", Service: "web", Interface: "veth0",
 		UnrecordedPackets: 7, UnrecordedBytes: 420}})
 }
 
 // History implements server.Backend.
-func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error {
+func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, send func(v1alpha1.HistoryLine) error) error {
 	if r.Name == "off" {
 		return &apierrors.Conflict{Reason: "history is off"}
 	}
@@ -90,7 +90,7 @@ func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, tell func(v
 		Module: "fw", Direction: "in", Verdict: "drop"}}},
 		{Time: 1700000000, Values: v1alpha1.Values{1.5}}, {Time: 1700000010, Values: v1alpha1.Values{3}}}
 	for _, line := range lines {
-		if err := tell(line); err != nil {
+		if err := send(line); err != nil {
 			return err
 		}
 	}
@@ -373,11 +373,11 @@ func (f *Fake) Drops(ctx context.Context, r v1alpha1.DropsRequest) (out []v1alph
 }
 
 // Trace implements server.Backend: there is one packet, which the firewall drops.
-func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TraceLine) error) error {
+func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, send func(v1alpha1.TraceLine) error) error {
 	if r.Host == "nonsense" {
 		return &apierrors.Invalid{Field: "host", Reason: "no IP address"}
 	}
-	return tell(v1alpha1.TraceLine{TracedPacket: &v1alpha1.TracedPacket{
+	return send(v1alpha1.TraceLine{TracedPacket: &v1alpha1.TracedPacket{
 		Service: "web", Interface: "veth0", Hook: "tc-egress", Direction: "ingress", Length: 60, Protocol: "tcp",
 		Source: "192.0.2.1:4000", Destination: "192.0.2.2:80", Outcome: "ok",
 		Steps: []v1alpha1.TraceStep{{Module: "count", Verdict: "next"}, {Module: "fw", Verdict: "drop", Reason: "policy"}},
