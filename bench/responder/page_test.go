@@ -25,7 +25,8 @@ func TestOpenQuestions(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := string(text)
-	for name, write := range map[string]func(kept) string{"priority": kept.priority,
+	for name, write := range map[string]func(kept) string{"precision": kept.precision,
+		"priority": kept.priority,
 		"energy": kept.energy} {
 		var r bench.Report
 		section := ""
@@ -90,7 +91,7 @@ func short(v float64) string {
 		return fmt.Sprintf("%.3gM", v/1e6)
 	case v >= 1e4:
 		return fmt.Sprintf("%.3gk", v/1e3)
-	case v >= 100 || v == float64(int(v)):
+	case v >= 10 || v == float64(int(v)):
 		return fmt.Sprintf("%.0f", v)
 	}
 	return fmt.Sprintf("%.2g", v)
