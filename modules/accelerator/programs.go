@@ -49,6 +49,7 @@ var (
 // test/accelerator, which counts its redirected messages.
 var Known = map[string][]string{
 	"curl":            standard,
+	"envoy":           standard, // since 1.16
 	"node":            standard,
 	"pgbench":         postgres,
 	"postgres":        postgres,
@@ -64,7 +65,6 @@ var Spliced = map[string][]string{"haproxy": standard}
 // unsuitable are programs of which it is known why they do not, by patterns of their names.
 var unsuitable = []struct{ name, why string }{
 	{"nginx", fionread}, {"java", fionread}, {"wrk", fionread},
-	{"envoy", fionread + ", as far as is known"},
 	{"haproxy", "with one of the options splice-* it uses splice(2), which does not see redirected data, and this " +
 		"kernel has no guard of it: allow it if its configuration has none"},
 	{"python*", "a script may use MSG_WAITALL, FIONREAD or os.splice, which redirected sockets do not support: allow " +

@@ -46,10 +46,13 @@ func (n *node) drivers() map[string]func() {
 	n.daemon(n.b, webPort, installed(n.T, "node"), installed(n.T, "testdata/web/echo.js"), fmt.Sprint(webPort), dir)
 	n.redis()
 	n.postgres()
+	n.installedEnvoy()
 	host := n.b.Addr4().String()
 	pages := strings.Fields(strings.Repeat(url(n.b, webPort)+"/one -o /dev/null ", 20))
 	statements := strings.Fields(strings.Repeat("-c SELECT(1) ", 20))
 	web := func() { n.output(n.a, "curl", append([]string{"-sSf", "-o", "/dev/null"}, pages...)...) }
+	proxied := strings.Fields(strings.Repeat(url(n.b, proxyPort)+"/one -o /dev/null ", 20))
+	envoy := func() { n.output(n.a, "curl", append([]string{"-sSf", "-o", "/dev/null"}, proxied...)...) }
 	redis := func() {
 		n.output(n.a, "redis-benchmark", "-h", host, "-p", fmt.Sprint(redisPort), "-q", "-c", "4", "-n", "1000", "-t", "get")
 	}
@@ -60,6 +63,15 @@ func (n *node) drivers() map[string]func() {
 		n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "2", "-t", "50", "-n", "-f",
 			n.file("select.sql", "SELECT 1;\n"), "postgres")
 	}
-	return map[string]func(){"curl": web, "node": web, "redis-server": redis, "redis-check-rdb": redis,
+	return map[string]func(){"curl": web, "node": web, "envoy": envoy, "redis-server": redis, "redis-check-rdb": redis,
 		"redis-benchmark": redis, "psql": psql, "postgres": pgbench, "pgbench": pgbench}
+}
+
+// installedEnvoy runs Envoy on b where images have it, in a mount namespace of its own.
+func (n *node) installedEnvoy() {
+	n.T.Helper()
+	n.daemon(n.b, proxyPort, "unshare", "--mount", "sh", "-ec", `mount -t tmpfs -o mode=755 tmpfs /usr/local
+		mkdir /usr/local/bin; touch /usr/local/bin/envoy; mount --bind "$0" /usr/local/bin/envoy
+		exec /usr/local/bin/envoy -c "$1" --concurrency 1 --disable-hot-restart -l error`,
+		installed(n.T, envoyPath), n.envoyConfig())
 }

@@ -205,11 +205,10 @@ listen bytes
 	}
 }
 
-func TestEnvoy(t *testing.T) {
-	n := newAcceleratedNode(t, nil)
-	n.website()
-	n.nginx(n.b)
-	config := n.file("envoy.yaml", fmt.Sprintf(`
+// envoyConfig has HTTP on one port of a host, and bytes on the next one, for the web server of b.
+func (n *node) envoyConfig() string {
+	n.T.Helper()
+	return n.file("envoy.yaml", fmt.Sprintf(`
 static_resources:
   listeners:
   - address: {socket_address: {address: 0.0.0.0, port_value: %[1]d}}
@@ -230,8 +229,17 @@ static_resources:
   - name: site
     load_assignment: {cluster_name: site, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %[3]s, port_value: %[4]d}}}}]}]}
 `, proxyPort, proxyPort+1, n.b.Addr4(), webPort))
-	envoy := installed(t, "../../out/envoy/lib/python3*/site-packages/envoy/_bin/envoy")
-	n.daemon(n.a, proxyPort+1, envoy, "-c", config, "--concurrency", "1", "--disable-hot-restart", "-l", "error")
+}
+
+// envoyPath is where scripts/setup test puts Envoy.
+const envoyPath = "../../out/envoy/lib/python3*/site-packages/envoy/_bin/envoy"
+
+func TestEnvoy(t *testing.T) {
+	n := newAcceleratedNode(t, nil)
+	n.website()
+	n.nginx(n.b)
+	envoy := installed(t, envoyPath)
+	n.daemon(n.a, proxyPort+1, envoy, "-c", n.envoyConfig(), "--concurrency", "1", "--disable-hot-restart", "-l", "error")
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
