@@ -112,6 +112,15 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 	return json.NewDecoder(body).Decode(out)
 }
 
+// Post sends a body as it is read, without keeping all of it, and discards what a successful answer says.
+func (c *Client) Post(ctx context.Context, path string, body io.Reader) error {
+	answer, err := c.open(ctx, http.MethodPost, path, body)
+	if err != nil {
+		return err
+	}
+	return answer.Close()
+}
+
 // maxError are the most bytes of an error that are read. Those of 10,000 resources are in them.
 const maxError = 4 << 20
 

@@ -51,7 +51,7 @@ func main() {
 		os.Exit(2)
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // resident memory counts more than the little work
+		debug.SetGCPercent(15) // resident memory counts more than the little work
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(min(maxCPUs, runtime.GOMAXPROCS(0)))

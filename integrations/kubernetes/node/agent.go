@@ -7,12 +7,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
 )
 
 // agentTimeout is how long the agent may take: it may verify the chains of many pods on a slow machine.
@@ -61,15 +64,46 @@ func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
 }
 
 // applyVirtual applies virtual services, and with prune deletes all others of the cluster.
-func (a agent) applyVirtual(ctx context.Context, all []v1.VirtualService, prune bool) error {
+func (a agent) applyVirtual(ctx context.Context, all *array, prune bool) error {
 	path := "/v1/apply?owner=" + names.OwnerServices
 	if prune {
 		path += "&prune=true"
 	}
-	if all == nil {
-		all = []v1.VirtualService{}
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	return a.client.Post(ctx, path, all)
+}
+
+// array reads texts as an array of JSON, one after the other as they are sent.
+type array struct {
+	keys  []services.Key
+	text  func(services.Key) []byte // nothing: it is left out
+	sent  bool                      // the opening bracket
+	comma bool
+	end   bool
+	rest  []byte // to be read before the next text
+}
+
+func (a *array) Read(p []byte) (int, error) {
+	for len(a.rest) == 0 {
+		switch {
+		case !a.sent:
+			a.sent, a.rest = true, []byte("[")
+		case len(a.keys) > 0:
+			text := a.text(a.keys[0])
+			if a.keys = a.keys[1:]; len(text) > 0 && a.comma {
+				text = slices.Insert(text, 0, ',')
+			}
+			a.rest, a.comma = text, a.comma || len(text) > 0
+		case a.end:
+			return 0, io.EOF
+		default:
+			a.end, a.rest = true, []byte("]")
+		}
 	}
-	return a.call(ctx, http.MethodPost, path, all, nil)
+	n := copy(p, a.rest)
+	a.rest = a.rest[n:]
+	return n, nil
 }
 
 // eachService calls f for the services of pods, one after the other, until it fails: thousands together take much
@@ -103,8 +137,8 @@ func (a agent) eachService(ctx context.Context, f func(v1.Service) error) error 
 }
 
 // applyServices changes services that are as they were read: kerb-cni replaces and deletes them.
-func (a agent) applyServices(ctx context.Context, services []v1.Service) error {
-	return a.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+names.OwnerPods, services, nil)
+func (a agent) applyServices(ctx context.Context, all []v1.Service) error {
+	return a.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+names.OwnerPods, all, nil)
 }
 
 func (a agent) delete(ctx context.Context, owner string, refs ...ref) error {

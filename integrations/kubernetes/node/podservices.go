@@ -21,26 +21,32 @@ type alias struct {
 // named is an alias by the name of its service.
 type named struct {
 	service names.Digest
-	alias
+	pod     int32 // its index among the UIDs
+	mirror  bool
 }
 
-// aliases are in the order of their services, with a mirror behind other pods: a map of thousands takes three times the
+// aliases are in the order of their services, with a mirror behind other pods: a map of thousands takes four times the
 // memory.
-type aliases []named
+type aliases struct {
+	uids []string
+	all  []named
+}
 
 // aliasesOf returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
 // it is the other one. It computes two hashes for each pod, and is called when pods come or go.
-func aliasesOf(pods map[string]pod) aliases {
-	out := make(aliases, 0, 2*len(pods))
+func aliasesOf(pods map[string]pod) *aliases {
+	out := &aliases{make([]string, 0, len(pods)), make([]named, 0, 2*len(pods))}
 	for uid, p := range pods {
-		out = append(out, named{names.Pod{Namespace: p.namespace, Name: p.name}.Digest(), alias{uid, false}},
-			named{names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Digest(), alias{uid, false}})
+		i := int32(len(out.uids))
+		out.uids = append(out.uids, uid)
+		out.all = append(out.all, named{names.Pod{Namespace: p.namespace, Name: p.name}.Digest(), i, false},
+			named{names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Digest(), i, false})
 		if p.static != "" {
 			// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
-			out = append(out, named{names.Pod{UID: p.static}.Digest(), alias{uid, true}})
+			out.all = append(out.all, named{names.Pod{UID: p.static}.Digest(), i, true})
 		}
 	}
-	slices.SortFunc(out, func(a, b named) int {
+	slices.SortFunc(out.all, func(a, b named) int {
 		if c := bytes.Compare(a.service[:], b.service[:]); c != 0 || a.mirror == b.mirror {
 			return c
 		}
@@ -53,25 +59,25 @@ func aliasesOf(pods map[string]pod) aliases {
 }
 
 // of returns the pod of a service.
-func (all aliases) of(service string) (alias, bool) {
+func (a *aliases) of(service string) (alias, bool) {
 	digest, ok := names.DigestOf(service)
 	if !ok {
 		return alias{}, false
 	}
-	i, known := slices.BinarySearchFunc(all, digest, func(n named, d names.Digest) int {
+	i, known := slices.BinarySearchFunc(a.all, digest, func(n named, d names.Digest) int {
 		return bytes.Compare(n.service[:], d[:])
 	})
 	if !known {
 		return alias{}, false
 	}
-	return all[i].alias, true
+	return alias{a.uids[a.all[i].pod], a.all[i].mirror}, true
 }
 
 // podServices finds the pods of services, for an agent that has the modules of certain rules.
 type podServices struct {
 	state   *state
 	rules   int
-	aliases aliases            // do not change
+	aliases *aliases           // do not change
 	runtime map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
 }
 

@@ -4,6 +4,7 @@ package node
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -42,9 +43,24 @@ type serviceState struct {
 // serviceEntry is a Service with its slices, each of which may come first.
 type serviceEntry struct {
 	service  *services.Service // nil: none, or one that is not wanted
-	slices   map[string]*services.Slice
-	missing  map[string]usage // slices that there was no room for, by name; the empty name is the Service itself
-	reserved usage            // of the proxy's tables, as take found it
+	slices   []*services.Slice // by name
+	missing  map[string]usage  // slices that there was no room for, by name; the empty name is the Service itself
+	reserved usage             // of the proxy's tables, as take found it
+}
+
+// slice returns where a slice is among those of the entry, or would be.
+func (e *serviceEntry) slice(name string) (at int, known bool) {
+	return slices.BinarySearchFunc(e.slices, name, func(s *services.Slice, name string) int {
+		return strings.Compare(s.Metadata.Name, name)
+	})
+}
+
+// miss notes that there was no room for a slice, or with an empty name for the Service.
+func (e *serviceEntry) miss(name string, more usage) {
+	if e.missing == nil {
+		e.missing = map[string]usage{}
+	}
+	e.missing[name] = more
 }
 
 // noRoom reports whether there was no room for the Service itself.
@@ -81,7 +97,7 @@ func (s *serviceState) entry(key services.Key) *serviceEntry {
 	s.dirty[key] = true
 	e := s.all[key]
 	if e == nil {
-		e = &serviceEntry{slices: map[string]*services.Slice{}, missing: map[string]usage{}}
+		e = &serviceEntry{}
 		s.all[key] = e
 	}
 	return e
@@ -98,7 +114,7 @@ func (s *serviceState) setService(o *services.Service) {
 	o.Compact()
 	more := ofService(o)
 	if o.Omitted > 0 || !s.fits(o.Metadata.Namespace, more) {
-		e.missing[""] = more
+		e.miss("", more)
 		return
 	}
 	s.add(o.Metadata.Namespace, more)
@@ -145,20 +161,21 @@ func (s *serviceState) setSlice(o *services.Slice) {
 	o.Compact()
 	more := ofSlice(o)
 	if o.Omitted != (services.Slice{}.Omitted) || !s.fits(key.Namespace, more) {
-		e.missing[name] = more
+		e.miss(name, more)
 		return
 	}
 	s.add(key.Namespace, more)
 	o.Metadata = api.ObjectMeta{Name: name}
-	e.slices[name] = o
+	at, _ := e.slice(name)
+	e.slices = slices.Insert(e.slices, at, o)
 }
 
 func (s *serviceState) removeSlice(key services.Key, name string) {
 	e := s.entry(key)
 	delete(e.missing, name)
-	if before := e.slices[name]; before != nil {
-		s.add(key.Namespace, usage{}.minus(ofSlice(before)))
-		delete(e.slices, name)
+	if at, known := e.slice(name); known {
+		s.add(key.Namespace, usage{}.minus(ofSlice(e.slices[at])))
+		e.slices = slices.Delete(e.slices, at, at+1)
 	}
 }
 
@@ -209,8 +226,8 @@ func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
 		Replace: func(all []services.Slice) {
 			s.update(func() {
 				for key, e := range s.all {
-					for name := range e.slices {
-						s.removeSlice(key, name)
+					for len(e.slices) > 0 {
+						s.removeSlice(key, e.slices[0].Metadata.Name)
 					}
 					maps.DeleteFunc(e.missing, func(name string, _ usage) bool { return name != "" })
 					s.dirty[key] = true
@@ -226,9 +243,10 @@ func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
 	}
 }
 
-// take returns the virtual services of what has changed, or of everything, and those that are none any more. It returns
-// false until there is a complete list of both resources.
-func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.VirtualService, []services.Key, bool) {
+// take returns which Services of those that have changed, or of all, have a virtual service, and which have none. It
+// returns false until there is a complete list of both resources. The virtual services are read one by one with text:
+// thousands together take more memory than all else of the program.
+func (s *serviceState) take(node services.Node, full bool) (desired, gone []services.Key, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.synced != ofServices|ofSlices {
@@ -240,7 +258,6 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 		}
 	}
 	s.compareAddresses()
-	desired, gone := map[services.Key]v1.VirtualService{}, []services.Key{}
 	due := make([]api.Object, 0, len(s.dirty))
 	for key := range s.dirty {
 		o := api.Object{Metadata: api.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
@@ -253,14 +270,30 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 		key := services.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		delete(s.kept, key)
 		delete(s.closed, key)
-		if v, ok := s.translate(key, node); ok {
-			desired[key] = v
+		if _, ok := s.translate(key, node); ok {
+			desired = append(desired, key)
 		} else {
 			gone = append(gone, key)
 		}
 	}
 	s.dirty = map[services.Key]bool{}
 	return desired, gone, true
+}
+
+// text returns the virtual service of a Service as JSON; nil if it has none any more: then take returns it again.
+func (s *serviceState) text(key services.Key, node services.Node) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.all[key]
+	if e == nil || e.service == nil || len(e.missing) > 0 {
+		return nil
+	}
+	v, err := services.Translate(e.service, e.slices, node)
+	if err != nil {
+		return nil
+	}
+	text, _ := json.Marshal(v) // it has nothing that could fail
+	return text
 }
 
 // translate returns the virtual service of a Service, or false if it has none, and notes why.
@@ -276,10 +309,7 @@ func (s *serviceState) translate(key services.Key, node services.Node) (v v1.Vir
 		s.kept[key] = fmt.Sprintf("over %d Services, %d endpoints or %d ports of them, or half of them in one namespace",
 			maxServices, maxEndpoints, maxListed)
 	default:
-		of := slices.SortedFunc(maps.Values(e.slices), func(a, b *services.Slice) int {
-			return strings.Compare(a.Metadata.Name, b.Metadata.Name)
-		})
-		if v, err = services.Translate(e.service, of, node); err == nil {
+		if v, err = services.Translate(e.service, e.slices, node); err == nil {
 			err = s.loops(v)
 		}
 		if ok = err == nil; ok {

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -13,9 +14,24 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
 )
+
+// taken is take with virtual services that are decoded.
+func (s *serviceState) taken(node services.Node, full bool) (map[services.Key]v1.VirtualService, []services.Key, bool) {
+	all, gone, ok := s.take(node, full)
+	out := map[services.Key]v1.VirtualService{}
+	for _, key := range all {
+		var v v1.VirtualService
+		if err := json.Unmarshal(s.text(key, node), &v); err != nil {
+			panic(err)
+		}
+		out[key] = v
+	}
+	return out, gone, ok
+}
 
 func wantedService(name string) services.Service {
 	s := services.Service{Metadata: api.ObjectMeta{Name: name, Namespace: "shop"}}
@@ -37,11 +53,11 @@ func TestOrderOfServices(t *testing.T) {
 	s := newServiceState()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	slice.Replace([]services.Slice{sliceOf("web", "web-1", 2)})
-	if _, _, ok := s.take(services.Node{}, true); ok || s.condition() != nil {
+	if _, _, ok := s.taken(services.Node{}, true); ok || s.condition() != nil {
 		t.Error("virtual services without a list of Services")
 	}
 	service.Replace(nil)
-	if desired, _, ok := s.take(services.Node{}, true); !ok || len(desired) != 0 {
+	if desired, _, ok := s.taken(services.Node{}, true); !ok || len(desired) != 0 {
 		t.Errorf("without the Service: %v", desired)
 	}
 	key := services.Key{Namespace: "shop", Name: "web"}
@@ -60,7 +76,7 @@ func TestOrderOfServices(t *testing.T) {
 		{"a list without Services", func() { service.Replace(nil) }, -1},
 	} {
 		step.change()
-		desired, gone, _ := s.take(services.Node{}, false)
+		desired, gone, _ := s.taken(services.Node{}, false)
 		v, ok := desired[key]
 		if ok != (step.want >= 0) || ok && len(v.Spec.Instances) != step.want || !ok && (len(gone) != 1 || gone[0] != key) {
 			t.Errorf("%s: %+v, gone %v", step.what, desired, gone)
@@ -86,7 +102,7 @@ func TestPortsWithoutTargetAreNamed(t *testing.T) {
 	const all = "the proxy serves all Services of the cluster that it may serve"
 	for _, want := range []string{"; 1 Service with ports refused, as no endpoint has a target: shop/web, 6 ports: 443, " +
 		"444, 445", ""} {
-		s.take(services.Node{}, false)
+		s.taken(services.Node{}, false)
 		if c := s.condition(); c.Status != "True" || c.Message != all+want {
 			t.Errorf("%+v, want %q", c, want)
 		}
@@ -116,7 +132,7 @@ func TestServicesAreBounded(t *testing.T) {
 	}
 	service.Replace(all)
 	slice.Replace(slices)
-	desired, _, _ := s.take(services.Node{}, true)
+	desired, _, _ := s.taken(services.Node{}, true)
 	const tooMany = (maxEndpoints - maxInstances) / services.MaxEndpoints
 	if len(desired) != maxServices-10-tooMany || s.total[useServices] != maxServices ||
 		s.total[useEndpoints] != maxEndpoints || s.total[useInstances] != maxInstances ||
@@ -131,7 +147,7 @@ func TestServicesAreBounded(t *testing.T) {
 	}
 	slice.Replace(nil)
 	service.Replace(all[:5])
-	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 5 || s.condition().Status != "True" {
+	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 5 || s.condition().Status != "True" {
 		t.Errorf("with fewer Services: %d, %+v", len(desired), s.condition())
 	}
 }
@@ -148,7 +164,7 @@ func TestRoomOfNamespaces(t *testing.T) {
 	other.Metadata.Namespace = "other"
 	service.Replace(append(all, other))
 	slice.Replace(nil)
-	desired, _, _ := s.take(services.Node{}, true)
+	desired, _, _ := s.taken(services.Node{}, true)
 	if len(desired) != maxServices/2+1 {
 		t.Errorf("%d virtual services", len(desired))
 	}
@@ -166,18 +182,18 @@ func TestRoomOfNamespaces(t *testing.T) {
 		t.Error("a Service has room, and is not listed again")
 	}
 	slice.Set(sliceOf("s0001", "a", maxEndpoints/2+1))
-	if s.take(services.Node{}, false); s.kept[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
+	if s.taken(services.Node{}, false); s.kept[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
 		t.Error("a Service is served without its endpoints")
 	}
 	slice.Set(sliceOf("s0001", "a", 1))
-	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
 		t.Errorf("with fewer endpoints: %v, %v", desired, s.condition())
 	}
 	for _, o := range all {
 		service.Delete(o)
 	}
 	slice.Delete(sliceOf("s0001", "a", 1))
-	s.take(services.Node{}, false)
+	s.taken(services.Node{}, false)
 	if len(s.all) != 1 || s.total != (usage{useServices: 1, useListed: 1, useSlots: 1, usePorts: 1}) ||
 		len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
@@ -249,7 +265,7 @@ func TestRoomForServices(t *testing.T) {
 			own[0].Spec.Affinity = affinity[c.reason == slots]
 			service.Replace(all)
 			slice.Replace(of)
-			first, _, _ := s.take(services.Node{}, false)
+			first, _, _ := s.taken(services.Node{}, false)
 			if len(first) != c.serves || len(s.kept) != c.services-c.serves {
 				t.Fatalf("%d are served, %d kept, want %d", len(first), len(s.kept), c.serves)
 			}
@@ -268,7 +284,7 @@ func TestRoomForServices(t *testing.T) {
 			for _, o := range slices {
 				slice.Set(o)
 			}
-			if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 || s.kept[own[0].Key()] != "" {
+			if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 || s.kept[own[0].Key()] != "" {
 				t.Errorf("of the other tenant are served: %d, %s", len(desired), s.kept[own[0].Key()])
 			}
 			late := all[0]
@@ -279,7 +295,7 @@ func TestRoomForServices(t *testing.T) {
 				o.Metadata.Namespace, o.Metadata.Labels = "evil", map[string]string{"kubernetes.io/service-name": "a"}
 				slice.Set(o)
 			}
-			second, _, _ := s.take(services.Node{}, true)
+			second, _, _ := s.taken(services.Node{}, true)
 			for key := range first {
 				if _, ok := second[key]; !ok {
 					t.Errorf("%s is served no more", key)
@@ -296,14 +312,14 @@ func TestRoomForServices(t *testing.T) {
 					break
 				}
 			}
-			s.take(services.Node{}, false)
-			third, _, _ := s.take(services.Node{}, true)
+			s.taken(services.Node{}, false)
+			third, _, _ := s.taken(services.Node{}, true)
 			if _, ok := third[late.Key()]; !ok || len(third) != len(second) {
 				t.Errorf("%d are served when there is room for one", len(third))
 			}
 			service.Replace(nil)
 			slice.Replace(nil)
-			if s.take(services.Node{}, false); s.total != (usage{}) || len(s.usage) != 0 {
+			if s.taken(services.Node{}, false); s.total != (usage{}) || len(s.usage) != 0 {
 				t.Errorf("without Services, %+v and %+v are in use", s.total, s.usage)
 			}
 		})
@@ -322,7 +338,7 @@ func TestRoomForServicesInAll(t *testing.T) {
 	}
 	service.Replace(all)
 	slice.Replace(of)
-	desired, _, _ := s.take(services.Node{}, true)
+	desired, _, _ := s.taken(services.Node{}, true)
 	served := map[string]int{}
 	for key := range desired {
 		served[key.Namespace]++
@@ -380,7 +396,7 @@ func TestListsAreBounded(t *testing.T) {
 				break
 			}
 		}
-		if len(o.Metadata.Labels) != 0 || len(l.Metadata.Labels) != 1 || len(o.Spec.Ports) > 257 || len(l.Ports) > 257 {
+		if len(o.Metadata.Labels) != 0 || len(l.Metadata.Labels) != 0 || len(o.Spec.Ports) > 257 || len(l.Ports) > 257 {
 			t.Fatalf("labels %v, %v, %d and %d ports", o.Metadata.Labels, l.Metadata.Labels, len(o.Spec.Ports), len(l.Ports))
 		}
 		all, of = append(all, o), append(of, l)
@@ -397,7 +413,7 @@ func TestListsAreBounded(t *testing.T) {
 	}
 	service.Replace(all)
 	slice.Replace(of)
-	desired, _, _ := s.take(services.Node{}, true)
+	desired, _, _ := s.taken(services.Node{}, true)
 	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || len(desired) != 1 || len(s.kept) != 1000 ||
 		!s.total.within(1) {
 		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.kept), s.total)
@@ -419,7 +435,7 @@ func TestListsAreBounded(t *testing.T) {
 	if !s.starved() {
 		t.Error("what was omitted has room, and is not listed again")
 	}
-	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
 		t.Errorf("%d are served: %v", len(desired), s.condition())
 	}
 }
@@ -454,7 +470,7 @@ func TestGreedyTenant(t *testing.T) {
 			slice.Set(of[2*i+1])
 		}
 		delete(before, o.Key())
-		desired, gone, _ := s.take(services.Node{}, r.IntN(10) == 0)
+		desired, gone, _ := s.taken(services.Node{}, r.IntN(10) == 0)
 		for key := range desired {
 			served[key] = true
 		}
@@ -500,11 +516,11 @@ func TestEndpointsAtClusterAddresses(t *testing.T) {
 	slice.Replace([]services.Slice{evil})
 	service.Replace([]services.Service{wantedService("evil")})
 	key := services.Key{Namespace: "shop", Name: "evil"}
-	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
 		t.Errorf("before the other Service: %v", desired)
 	}
 	service.Set(victim)
-	desired, gone, _ := s.take(services.Node{}, false)
+	desired, gone, _ := s.taken(services.Node{}, false)
 	if _, ok := desired[victim.Key()]; !ok || len(desired) != 1 || len(gone) != 1 || gone[0] != key {
 		t.Errorf("virtual services %v, gone %v", desired, gone)
 	}
@@ -575,7 +591,7 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 	}
 	service.Replace(all)
 	slice.Replace(of)
-	desired, _, _ := s.take(services.Node{}, true)
+	desired, _, _ := s.taken(services.Node{}, true)
 	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || !s.total.within(1) {
 		t.Errorf("%d are served, %v", len(desired), s.total)
 	}
@@ -613,7 +629,7 @@ func TestUnwantedServicesTakeNoRoom(t *testing.T) {
 		}
 		service.Replace(all)
 		slice.Replace(nil)
-		if desired, _, _ := s.take(services.Node{}, true); len(desired) != 1 || s.starved() {
+		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.starved() {
 			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.starved())
 		}
 	}

@@ -85,7 +85,7 @@ type state struct {
 	room       moduleRoom            // that those of namespaces take
 	namespaces map[string]labels
 	pods       map[string]pod    // by UID
-	aliases    aliases           // of pods, by names of services; nil if it is to be made again
+	aliases    *aliases          // of pods, by names of services; nil if it is to be made again
 	trials     map[string]trial  // of new versions, by ClusterModules
 	checks     map[string]check  // the same
 	images     map[string]images // packages of modules, by their names on the node

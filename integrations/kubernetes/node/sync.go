@@ -276,7 +276,7 @@ func isFailure(c v1.Condition) bool {
 
 // changeAtOnce is how many services are changed by one request: those of thousands of pods, when this program starts on
 // a node that has them, take more memory than all else.
-const changeAtOnce = 500
+const changeAtOnce = 250
 
 // batch collects services until there are as many as one request changes.
 type batch struct {
@@ -304,7 +304,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	admitted, sandboxes := make(map[string]bool, len(pods.aliases)/2), map[string]string{} // by UID; by service
+	admitted, sandboxes := make(map[string]bool, len(pods.aliases.uids)), map[string]string{} // by UID; by service
 	change := batch{apply: func(all []v1.Service) error { return s.change(ctx, all, starts) }}
 	var gone []ref
 	var unconfirmed []podService

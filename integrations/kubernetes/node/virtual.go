@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -71,7 +70,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 			v.stop = nil
 			v.state.clear()
 		}
-		err := v.agent.applyVirtual(ctx, nil, true)
+		err := v.agent.applyVirtual(ctx, &array{}, true)
 		if v.cleared = err == nil; err != nil {
 			v.log.Warn("virtual services of the cluster are not deleted yet", "error", err)
 		}
@@ -131,13 +130,22 @@ func (v *virtual) run(ctx context.Context) {
 	}
 }
 
+// place is where the clients are.
+func (v *virtual) place() services.Node { return services.Node{Name: v.node, Zone: v.zone} }
+
+// array is the virtual services of Services.
+func (v *virtual) array(of []services.Key) *array {
+	node := v.place()
+	return &array{keys: of, text: func(key services.Key) []byte { return v.state.text(key, node) }}
+}
+
 // sync applies what has changed, and now and then everything: other clients of the agent may have changed it.
 func (v *virtual) sync(ctx context.Context) error {
 	full := time.Since(v.full) >= fullEvery
 	if full {
 		v.readZone(ctx)
 	}
-	desired, gone, ok := v.state.take(services.Node{Name: v.node, Zone: v.zone}, full)
+	desired, gone, ok := v.state.take(v.place(), full)
 	if !ok {
 		return nil // without all Services and all EndpointSlices, some would lack endpoints
 	}
@@ -147,15 +155,15 @@ func (v *virtual) sync(ctx context.Context) error {
 	if full {
 		v.applied, v.refused = map[services.Key]bool{}, map[services.Key]string{}
 	}
-	var all []v1.VirtualService
-	for key, s := range desired {
-		all = append(all, s)
+	slices.SortFunc(desired, func(a, b services.Key) int { // not by chance
+		return strings.Compare(a.String(), b.String())
+	})
+	for _, key := range desired {
 		delete(v.refused, key)
 	}
-	slices.SortFunc(all, func(a, b v1.VirtualService) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
 	var err error
-	if len(all) > 0 || full {
-		err = v.agent.applyVirtual(ctx, all, full)
+	if len(desired) > 0 || full {
+		err = v.agent.applyVirtual(ctx, v.array(desired), full)
 	}
 	if answered(err) {
 		err = v.applyEach(ctx, desired, full)
@@ -163,7 +171,7 @@ func (v *virtual) sync(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for key := range desired {
+	for _, key := range desired {
 		v.applied[key] = v.refused[key] == ""
 	}
 	v.state.note(v.refused)
@@ -174,17 +182,14 @@ func (v *virtual) sync(ctx context.Context) error {
 }
 
 // applyEach applies virtual services one by one. A refused one must not stay as it was: kube-proxy serves it.
-func (v *virtual) applyEach(ctx context.Context, all map[services.Key]v1.VirtualService, prune bool) error {
-	var good []v1.VirtualService
-	for _, key := range slices.SortedFunc(maps.Keys(all), func(a, b services.Key) int { // not by chance
-		return strings.Compare(a.String(), b.String())
-	}) {
-		s := all[key]
-		err := v.agent.applyVirtual(ctx, []v1.VirtualService{s}, false)
+func (v *virtual) applyEach(ctx context.Context, all []services.Key, prune bool) error {
+	var good []services.Key
+	for _, key := range all {
+		err := v.agent.applyVirtual(ctx, v.array([]services.Key{key}), false)
 		detail, refused := refusal(err)
 		switch {
 		case err == nil:
-			good = append(good, s)
+			good = append(good, key)
 		case !refused:
 			return fmt.Errorf("%s: %w", key, err)
 		default:
@@ -199,7 +204,7 @@ func (v *virtual) applyEach(ctx context.Context, all map[services.Key]v1.Virtual
 	if !prune {
 		return nil
 	}
-	return v.agent.applyVirtual(ctx, good, true)
+	return v.agent.applyVirtual(ctx, v.array(good), true)
 }
 
 func (v *virtual) remove(ctx context.Context, gone []services.Key) error {

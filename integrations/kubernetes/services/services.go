@@ -70,6 +70,8 @@ type Slice struct {
 	Ports     []SlicePort    `json:"ports"`
 
 	Omitted struct{ Endpoints, Ports int } `json:"-"` // if Omit was called
+
+	service string // its name, if Compact was called
 }
 
 // SlicePort is a port that all endpoints of a slice have.
@@ -128,7 +130,8 @@ func (s *Service) Omit() {
 
 // Compact removes what is not used, and the room that the JSON decoder has left for more: most of what endpoints take.
 func (s *Slice) Compact() {
-	s.Metadata.Labels, s.Metadata.Annotations = only(s.Metadata.Labels, labelOf), nil
+	s.service = s.Of().Name // a map of one label takes 300 bytes
+	s.Metadata.Labels, s.Metadata.Annotations = nil, nil
 	s.Ports, s.Endpoints = firstPorts(s.Ports), slices.Clone(s.Endpoints)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
@@ -162,7 +165,9 @@ func (k Key) String() string { return k.Namespace + "/" + k.Name }
 func (s *Service) Key() Key { return Key{s.Metadata.Namespace, s.Metadata.Name} }
 
 // Of returns the Service of the slice.
-func (s *Slice) Of() Key { return Key{s.Metadata.Namespace, s.Metadata.Labels[labelOf]} }
+func (s *Slice) Of() Key {
+	return Key{s.Metadata.Namespace, cmp.Or(s.Metadata.Labels[labelOf], s.service)}
+}
 
 // Wanted reports whether pods reach the Service by a cluster address that Kerb may serve.
 func (s *Service) Wanted() bool {
