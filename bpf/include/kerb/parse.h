@@ -151,8 +151,10 @@ static __always_inline __u64 kerb_same(__u64 a, __u64 b)
  * kernel takes off the first two only, but switches look through the others as well. */
 static __always_inline int kerb_is_vlan(__be16 type)
 {
-	return kerb_same(type, bpf_htons(ETH_P_8021Q)) | kerb_same(type, bpf_htons(ETH_P_8021AD)) |
-	       kerb_same(type, bpf_htons(ETH_P_QINQ1)) | kerb_same(type, bpf_htons(ETH_P_QINQ2));
+	__be16 either = type & ~bpf_htons(ETH_P_QINQ1 ^ ETH_P_8021Q); /* they differ in one bit */
+
+	return kerb_same(either, bpf_htons(ETH_P_8021Q)) |
+	       kerb_same(type, bpf_htons(ETH_P_8021AD)) | kerb_same(type, bpf_htons(ETH_P_QINQ2));
 }
 
 /* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
@@ -191,7 +193,7 @@ KERB_PARSE_STAGE __u64 kerb_stage_l2(kerb_ctx *ctx, __u32 tags)
 		return out.all;
 	}
 	w.off = sizeof(*eth);
-	type = eth->h_proto;
+	type = *(__be16 *)(w.data + __builtin_offsetof(struct ethhdr, h_proto));
 	out.outcome = kerb_parse_vlan(&w, &type, &tci, tags & 1);
 	out.off = w.off;
 	out.eth_type = bpf_ntohs(type);
