@@ -168,7 +168,11 @@ func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*
 // serveCompile also fills the active map set, if asked, so that a change of values takes one request.
 func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
-	reply(w)(decoded(func(_ context.Context, req CompileRequest) (any, error) {
+	reply(w)(func() (any, error) {
+		req, err := readCompile(r)
+		if err != nil {
+			return nil, err
+		}
 		c, err := p.compile(req.Config)
 		if err != nil {
 			return nil, err
@@ -178,7 +182,7 @@ func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set(FillHeader, active)
 		}
 		return settings, nil
-	})(r))
+	}())
 }
 
 // fillActive reports whether it has filled the maps of the active map set, which it does if a config differs from

@@ -2,7 +2,11 @@
 
 package sdk
 
-import "encoding/json"
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+)
 
 // The contract between the agent and control plane processes, as docs/control-planes.md describes it.
 const (
@@ -23,6 +27,24 @@ const (
 type CompileRequest struct {
 	Config json.RawMessage `json:"config"`
 }
+
+// readCompile reads one. The agent's have a config and nothing else, which is cut out: json would read it twice.
+func readCompile(r *http.Request) (req CompileRequest, err error) {
+	var body bytes.Buffer
+	body.Grow(int(min(max(0, r.ContentLength), compileAhead)) + bytes.MinRead)
+	if _, err := body.ReadFrom(r.Body); err != nil {
+		return req, err
+	}
+	config, begins := bytes.CutPrefix(body.Bytes(), []byte(`{"config":`))
+	config, ends := bytes.CutSuffix(config, []byte("}"))
+	if begins && ends && json.Valid(config) {
+		return CompileRequest{Config: config}, nil
+	}
+	return req, json.NewDecoder(&body).Decode(&req)
+}
+
+// compileAhead bounds what is allocated for a body before it has arrived.
+const compileAhead = 64 << 10
 
 // MapSetRequest is the body of fill, start and drop.
 type MapSetRequest struct {
