@@ -26,14 +26,15 @@ import (
 // border is a border router that runs the agent, in a chain on native XDP at the interface at which a radio network's
 // frames come in, and a socket for them behind it.
 type border struct {
-	config  string
-	lab     *netlab.Lab
-	network *netlab.Host
-	node    *node.Node
-	pass    v1.Module // of every chain, so that there is one without the classifier too
-	guard   v1.Module
-	model   v1.Model
-	out, in *traffic.Batch
+	config   string
+	datagram int // bytes of each
+	lab      *netlab.Lab
+	network  *netlab.Host
+	node     *node.Node
+	pass     v1.Module // of every chain, so that there is one without the classifier too
+	guard    v1.Module
+	model    v1.Model
+	out, in  *traffic.Batch
 
 	version  uint32 // of the model
 	sequence byte
@@ -45,7 +46,7 @@ type border struct {
 var (
 	configs = []string{"kernel", "user", "none", "bare"}
 	letters = map[string]string{"kernel": "k", "user": "u", "none": "n", "bare": "b", "kernel-generic": "x",
-		"user-generic": "y", "bare-generic": "z"}
+		"user-generic": "y", "bare-generic": "z", "plain": "p"}
 )
 
 // genericConfigs are measured where the published experiment is repeated, which had generic XDP.
@@ -58,7 +59,7 @@ func (b *border) generic() bool { return b.kind() != b.config }
 
 // openBorder starts a router whose classifier has windows of a length, and an agent that knows the model.
 func openBorder(config, window, when string, d *model.Document) (*border, error) {
-	b := &border{config: config}
+	b := &border{config: config, datagram: datagram}
 	err := b.join("kbcl" + letters[config])
 	if err == nil {
 		err = b.start(window, when, d)
@@ -202,7 +203,7 @@ func (b *border) get(route string, out any) error {
 func (b *border) connect() error {
 	at := netip.AddrPortFrom(b.lab.Gateway4(), zepPort)
 	err := b.lab.Node().Do(func() (err error) {
-		b.in, err = traffic.NewReceiver(at, datagram, batchLen, time.Second) // what comes later is lost
+		b.in, err = traffic.NewReceiver(at, b.datagram, batchLen, time.Second) // what comes later is lost
 		return err
 	})
 	if err != nil {
@@ -210,13 +211,16 @@ func (b *border) connect() error {
 	}
 	b.Later(b.in.Close)
 	err = b.network.Do(func() (err error) {
-		b.out, err = traffic.NewSender(at, datagram, batchLen)
+		b.out, err = traffic.NewSender(at, b.datagram, batchLen)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("network: %w", err)
 	}
 	b.Later(b.out.Close)
+	if b.datagram < datagram {
+		return nil // no message fits into it
+	}
 	for i := range batchLen {
 		put(b.out.Datagram(i), i%inference.Sources, i/inference.Sources, 0)
 	}

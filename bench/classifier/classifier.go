@@ -6,7 +6,8 @@
 // that count in it (kernel) and with a look-up of each source (kernel-lookup), against three system calls per source
 // (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the
 // kernel, in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/*
-// have the model asked for each frame, change/* replace it while frames flow.
+// have the model asked for each frame, change/* replace it while frames flow. size/* are frames of a size without a
+// model, softirq/* the CPU time in softirqs over time, at one rate.
 package classifier
 
 import (
@@ -38,6 +39,7 @@ func init() {
 			"mlp-64-64-32-4/q15",
 			"forest-10x10", "rpl/1s", "rpl/5s", "rpl/10s",
 			"per-packet/rpl-hello-1s", "per-packet/mlp-16-32-16-2", "per-packet/rpl-floods-1s", "change/rpl-floods-1s",
+			"size/64", "size/128", "size/256", "size/512", "size/1024", "size/1500", "softirq/1s",
 		},
 		QuickLoads: []string{"mlp-4-3-2-1/int8", "forest-10x10", "rpl/1s"},
 		Run:        run,
@@ -73,7 +75,8 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	if e.wasLive {
 		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control "+
 			"plane, none has the classifier "+
-			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one "+
+			"without a model, bare is without it, plain is an interface without a program. "+
+			"Sender, chain and receiver share a CPU, and a batch of %d waits for the one "+
 			"before. lossfree_rate is "+
 			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all "+
 			"turns, and control_cpu what the agent and "+
@@ -91,6 +94,10 @@ func (e *experiment) load(ctx context.Context, load string) error {
 		return e.perPacket(ctx, load, rest)
 	case "change":
 		return e.change(ctx, load, rest)
+	case "size":
+		return e.sizes(ctx, load, rest)
+	case "softirq":
+		return e.softirqs(ctx, load, rest)
 	}
 	shape, arguments, err := e.prepare(kind, rest)
 	if err != nil {

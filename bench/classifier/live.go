@@ -48,6 +48,10 @@ func (e *experiment) configs() []string {
 	if e.run.Scale > 0 {
 		all = slices.Concat(configs, genericConfigs)
 	}
+	return e.wanted(all)
+}
+
+func (e *experiment) wanted(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(c string) bool { return !e.run.Wants(c) })
 }
 
@@ -93,6 +97,9 @@ func (b *border) turn(length time.Duration, f *flow) error {
 func (b *border) batch() (sent, came uint64, err error) {
 	b.sequence++
 	for i := range batchLen {
+		if b.datagram < datagram {
+			break
+		}
 		b.out.Datagram(i)[sequenceAt] = b.sequence*kinds + byte(i/inference.Sources)
 	}
 	taken, err := b.out.Send(batchLen)
@@ -114,29 +121,24 @@ func (b *border) batch() (sent, came uint64, err error) {
 }
 
 // live measures a model on frames that come in: what windows of it, or an evaluation of each packet, costs a chain.
-func (e *experiment) live(ctx context.Context, load, window, when string, d *model.Document) (err error) {
+func (e *experiment) live(ctx context.Context, load, window, when string, d *model.Document) error {
 	length, err := time.ParseDuration(window)
 	if err != nil {
 		return err
 	}
 	e.wasLive = true
-	var borders []*border
-	defer func() { err = errors.Join(err, bench.CloseAll(borders)) }()
 	configs := e.configs()
-	for _, config := range configs {
-		b, err := openBorder(config, window, when, d)
-		if err != nil {
-			return fmt.Errorf("%s: %w", config, err)
+	return e.withBorders(configs, func(config string) (*border, error) {
+		return openBorder(config, window, when, d)
+	}, func(borders []*border) error {
+		for round := range e.run.Rounds {
+			e.run.Progress("%s round %d/%d %s in turn", load, round+1, e.run.Rounds, strings.Join(configs, ", "))
+			if err := e.round(ctx, load, borders, e.lengths(length)); err != nil {
+				return err
+			}
 		}
-		borders = append(borders, b)
-	}
-	for round := range e.run.Rounds {
-		e.run.Progress("%s round %d/%d %s in turn", load, round+1, e.run.Rounds, strings.Join(configs, ", "))
-		if err := e.round(ctx, load, borders, e.lengths(length)); err != nil {
-			return err
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // round gives configs short turns, so that what else the machine does falls on all of them.

@@ -127,3 +127,42 @@ func TestChangeModel(t *testing.T) {
 		t.Errorf("version %d after %d, %v: %v, %v", version, before, took, err, err2)
 	}
 }
+
+// Frames of all sizes come through without a program and with one, also those that are too small for a message.
+func TestSizes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for BPF and network namespaces")
+	}
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)}
+	for _, size := range []string{"64", "1500"} {
+		if err := e.sizes(t.Context(), "size/"+size, size); errors.Is(err, bench.ErrNotBuilt) {
+			t.Skip(err)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		for _, config := range sizeConfigs {
+			if c, ok := e.run.Report().Find(config, "size/"+size, "data_rate", "p50"); !ok || !(c.Value > 0) {
+				t.Errorf("%s of %s bytes: %+v", config, size, c)
+			}
+		}
+	}
+	if why := e.run.Report().Unsound; len(why) > 0 {
+		t.Errorf("%q", why)
+	}
+}
+
+// Each sample of the time in softirqs is a share of the CPU, and frames come at the rate that was asked for.
+func TestSoftirqs(t *testing.T) {
+	e, b := open(t, "kernel", "window")
+	if err := e.softirqRound(t.Context(), "softirq/1s", []*border{b}, 0); err != nil {
+		t.Fatal(err)
+	}
+	r := e.run.Report()
+	share, ok := r.Find("kernel", "softirq/1s", "softirq_share", "p50")
+	if !ok || share.Value <= 0 || share.Value > 110 || len(r.Series) != 1 || len(r.Series[0].All()) < 2 {
+		t.Errorf("%+v, %+v", share, r.Series)
+	}
+	if rate, ok := r.Find("kernel", "softirq/1s", "rate", "p50"); !ok || rate.Value <= 0 || len(r.Unsound) > 0 {
+		t.Errorf("%+v, %q", rate, r.Unsound)
+	}
+}

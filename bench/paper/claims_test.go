@@ -65,7 +65,9 @@ func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...sp
 func TestClaimsOfGallego(t *testing.T) {
 	of := func(config, metric string) value { return value{"1s", config, "rpl/1s", metric, "p50"} }
 	accuracy := func(window string) value { return value{window, "kernel", "rpl/" + window, "accuracy", "p50"} }
-	good := map[value]float64{accuracy("1s"): 0.99, accuracy("5s"): 1, accuracy("10s"): 1,
+	rate := func(size string) value { return value{"figure5", "plain", "size/" + size, "data_rate", "p50"} }
+	good := map[value]float64{rate("64"): 28.5, rate("1500"): 90,
+		accuracy("1s"): 0.99, accuracy("5s"): 1, accuracy("10s"): 1,
 		of("user", "inference"): 100, of("kernel", "inference"): 3,
 		of("user-generic", "lossfree_rate"): 45.5, of("kernel-generic", "lossfree_rate"): 43.1,
 		of("user-generic", "cpu"): 100, of("kernel-generic", "cpu"): 94,
@@ -76,7 +78,8 @@ func TestClaimsOfGallego(t *testing.T) {
 		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 46}},
 		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 43}},
 		spoilt{3, map[value]float64{of("kernel-generic", "cpu"): 95}},
-		spoilt{4, map[value]float64{of("kernel-generic", "load_time"): 780}})
+		spoilt{4, map[value]float64{of("kernel-generic", "load_time"): 780}},
+		spoilt{5, map[value]float64{rate("64"): 28.6}})
 }
 
 func TestClaimsOfSimas(t *testing.T) {
