@@ -114,7 +114,7 @@ type ApplyResult struct {
 
 	Warnings []string `json:"warnings,omitempty" doc:"Accepted, but probably not what you intended"`
 
-	Costs []CostChange `json:"costs,omitempty" doc:"With verify: what the modules that the request changes cost, and would cost"`
+	Costs []CostChange `json:"costs,omitempty" doc:"With measure: what the modules that the request changes cost, and would cost"`
 }
 
 // CostChange is what a module costs, and what it would cost after a change. One is measured right after the other.

@@ -55,7 +55,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		return result, err
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
-	done, err := a.change(a.target(next, prepared, seen), changes, prepared, runOf(r.DryRun, r.Verify), keep)
+	done, err := a.change(a.target(next, prepared, seen), changes, prepared, runOf(r), keep)
 	result.Steps, result.Warnings, result.Costs = texts(done.steps), append(doubts, done.warnings...), done.costs
 	return result, err
 }
@@ -90,7 +90,8 @@ func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	done, err := a.change(a.target(next, nil, seen), changes, nil, runOf(r.DryRun, false), a.store.RecoveryPending())
+	how := runOf(server.Request{DryRun: r.DryRun})
+	done, err := a.change(a.target(next, nil, seen), changes, nil, how, a.store.RecoveryPending())
 	result.Steps, result.Warnings = texts(done.steps), done.warnings
 	return result, err
 }
@@ -99,26 +100,29 @@ func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
 type run int
 
 const (
-	execute    run = iota
-	planOnly       // a dry run
-	verifyOnly     // a dry run in which the kernel verifies what would be new, and it is measured
+	execute     run = iota
+	planOnly        // a dry run
+	verifyOnly      // a dry run in which the kernel verifies what would be new
+	measureOnly     // and what would change is measured
 )
 
-func runOf(dryRun, verify bool) run {
+func runOf(r server.Request) run {
 	switch {
-	case dryRun && verify:
+	case !r.DryRun:
+		return execute
+	case r.Verify && r.Measure:
+		return measureOnly
+	case r.Verify:
 		return verifyOnly
-	case dryRun:
-		return planOnly
 	}
-	return execute
+	return planOnly
 }
 
 // outcome is what a change did, or would do.
 type outcome struct {
 	steps    []plan.Step
 	warnings []string
-	costs    []v1.CostChange // of verifyOnly
+	costs    []v1.CostChange // of measureOnly
 }
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
@@ -154,7 +158,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
 		DryRun: how != execute,
-		Verify: how == verifyOnly,
+		Verify: how >= verifyOnly,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
 		Commit: func() error {
 			if err := apply.AwaitUpgrades(a.base, a.live.Upgrades(a.now.Modules, t.modules)); err != nil {
@@ -172,7 +176,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		return done, a.failed(t, k, err)
 	}
 	done.warnings = warnings
-	if how == verifyOnly {
+	if how == measureOnly {
 		done.costs = k.compareCosts(a.now.Modules, t)
 	}
 	if how == execute {

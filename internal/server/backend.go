@@ -87,6 +87,7 @@ type Request struct {
 	IfUnchanged bool // only if each resource is in the version that it names, or does not exist if it names none
 	DryRun      bool // work out and answer what would happen, without effect
 	Verify      bool // with DryRun: also have the kernel verify what would be new
+	Measure     bool // with Verify: also measure modules that would change
 }
 
 // Deletion is a set of resources to delete together.

@@ -323,6 +323,10 @@ func TestQueriesThatAreNotUnderstood(t *testing.T) {
 		!strings.Contains(got.Body.String(), "set dryRun, too") {
 		t.Errorf("verify alone: %d %s", got.Code, got.Body)
 	}
+	got := call(newServer(t), "POST", "/v1/apply?dryRun=true&measure=true", counter)
+	if got.Code < http.StatusBadRequest || !strings.Contains(got.Body.String(), "needs verify") {
+		t.Errorf("measure without verify: %d %s", got.Code, got.Body)
+	}
 }
 
 // A client that wants the resource need not read it: the answer to PUT is the one to GET, with its entity tag.

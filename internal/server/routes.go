@@ -59,7 +59,8 @@ type (
 		Writer
 		Prune       bool `query:"prune" doc:"Delete all other resources of the owner; the list may then be empty"`
 		DryRun      bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
-		Verify      bool `query:"verify" doc:"With dryRun: also have the kernel verify the chains that would be new, and measure the modules that would change (costs); nothing is attached"`
+		Verify      bool `query:"verify" doc:"With dryRun: also have the kernel verify the chains that would be new; nothing is attached"`
+		Measure     bool `query:"measure" doc:"With verify: also measure the modules that would change (costs), which takes the CPU for some hundred milliseconds each"`
 		IfUnchanged bool `query:"ifUnchanged" doc:"Apply only if each resource still has the metadata.resourceVersion given; a resource without one must not exist"`
 	}
 	manyInput struct {
@@ -302,7 +303,11 @@ func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResul
 	if in.Verify && !in.DryRun {
 		return v1alpha1.ApplyResult{}, &apierrors.Invalid{Field: "verify", Reason: "is for a dry run: set dryRun, too"}
 	}
-	if r.Prune, r.IfUnchanged, r.Verify = in.Prune, in.IfUnchanged, in.Verify; len(r.Resources) == 0 && !r.Prune {
+	if in.Measure && !in.Verify {
+		return v1alpha1.ApplyResult{}, &apierrors.Invalid{Field: "measure", Reason: "needs verify: set it, too"}
+	}
+	r.Prune, r.IfUnchanged, r.Verify, r.Measure = in.Prune, in.IfUnchanged, in.Verify, in.Measure
+	if len(r.Resources) == 0 && !r.Prune {
 		return v1alpha1.ApplyResult{}, errNoResource
 	}
 	return brief(s.backend.Apply(ctx, r))

@@ -45,11 +45,13 @@ func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool
 	return a.call(ctx, http.MethodPost, path, modules, nil)
 }
 
-// verify has the agent verify a module with those that it has, measure it, and change nothing. An agent of an earlier
-// version measures nothing.
-func (a agent) verify(ctx context.Context, m v1.Module) (v1.CostChange, error) {
+// verify has the agent verify a module with those that it has, measure it if that is asked for, and change nothing.
+func (a agent) verify(ctx context.Context, m v1.Module, measure bool) (v1.CostChange, error) {
 	var r v1.ApplyResult
 	path := "/v1/apply?dryRun=true&verify=true&owner=" + names.Owner
+	if measure {
+		path += "&measure=true"
+	}
 	err := a.call(ctx, http.MethodPost, path, []v1.Module{m}, &r)
 	for _, c := range r.Costs {
 		if c.Module == m.Metadata.Name {

@@ -34,7 +34,8 @@ func (c check) of(m api.Module) bool {
 func (c check) passed(m api.Module) bool { return c.of(m) && c.Failure+c.Waits == "" }
 
 // unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
-// that has failed is checked again now and then: a package may have been pulled meanwhile.
+// that has failed is checked again now and then: a package may have been pulled meanwhile. One that costs too much is
+// not: measured often enough, it would once seem to cost less.
 func (s *state) unchecked() (out []api.Module) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,15 +47,15 @@ func (s *state) unchecked() (out []api.Module) {
 			continue
 		}
 		if c := s.checks[name]; !c.of(m) || c.Waits != "" ||
-			c.Failure != "" && !m.Holds() && s.clock.since(c.at) >= fullEvery {
+			c.Failure != "" && !c.dear && !m.Holds() && s.clock.since(c.at) >= fullEvery {
 			out = append(out, m)
 		}
 	}
 	return out
 }
 
-// check has the agent verify new versions with the modules that it has, and measure them, before a wave reaches this
-// node: the kernel of another node may accept what this one refuses.
+// check has the agent verify new versions with the modules that it has, and with maxCost measure them, before a wave
+// reaches this node: the kernel of another node may accept what this one refuses.
 // Pods do not wait for it: it neither comes before their services nor ends a round.
 func (s *syncer) check(ctx context.Context, v view) {
 	if s.guard == nil || !v.complete {
@@ -80,22 +81,19 @@ func (s *syncer) check(ctx context.Context, v view) {
 		}
 		s.state.update(ofClusterModules, func() bool {
 			before := s.state.checks[m.Metadata.Name]
-			if c.dear && before.dear && before.of(m) {
-				c.Failure = before.Failure // another measurement has other figures: no reason to report it again
-			}
 			s.state.checks[m.Metadata.Name] = c
 			return !before.of(m) || before.Failure != c.Failure || before.Waits != c.Waits
 		})
 	}
 }
 
-// try has the agent verify and measure a new version, and notes why this node cannot run it. It returns an error if
-// there is no answer. A version that costs too much is measured again: another program may have slowed down the first
-// measurement.
+// try has the agent verify a new version, and measure it if the rollout limits its cost. It notes why this node cannot
+// run it, and returns an error if there is no answer. A version that costs too much is measured again: another program
+// may have slowed down the first measurement.
 func (s *syncer) try(ctx context.Context, m api.Module, module v1.Module, c *check) error {
 	text := ""
 	for range 2 {
-		cost, err := s.agent.verify(ctx, module)
+		cost, err := s.agent.verify(ctx, module, m.Spec.Rollout.MaxCost != nil)
 		var status *client.StatusError
 		if errors.As(err, &status) {
 			c.Failure = checkFailure(err)

@@ -53,7 +53,7 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if r.URL.Query().Has("dryRun") {
-			if a.costs != nil {
+			if a.costs != nil && r.URL.Query().Has("measure") {
 				answer = v1.ApplyResult{DryRun: true, Costs: a.costs()}
 			}
 			break
