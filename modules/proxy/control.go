@@ -200,6 +200,7 @@ func (w *running) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
 	w.note("unknown addresses", err)
+	w.note("slots that have rested", w.useRested(now))
 	w.note("closest instances", w.rankAgain(now))
 	w.note("passive health", w.judge(now))
 }
@@ -230,6 +231,23 @@ func (w *running) rankAgain(now time.Time) error {
 		if err := w.writeVirtual(v, w.run(v, now), now); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// useRested gives slots that have rested to runs without room: an address that another virtual service has taken over
+// waits for those of before, and is not served meanwhile.
+func (w *running) useRested(now time.Time) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.services {
+		if s.spec == nil || s.short == 0 || !w.slots.has(s.short, now) {
+			continue
+		}
+		if _, err := w.put(s.spec, now); err != nil {
+			return err
+		}
+		w.syncNames()
 	}
 	return nil
 }

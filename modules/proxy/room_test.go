@@ -124,6 +124,29 @@ func TestMovedAddressWithoutRoom(t *testing.T) {
 	p.same("with room", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
 }
 
+// An address that moves while all slots are taken is served as soon as the slots that it had have rested, and not at
+// the next sweep. Nothing is tried before.
+func TestMovedAddressGetsItsSlots(t *testing.T) {
+	p := newPlant(t, `{"tables": {"slots": 8}}`)
+	p.put(otherService("first", "10.30.0.1", 5))
+	p.put(otherService("second", "10.30.0.1", 5))
+	useRested := func() {
+		t.Helper()
+		if err := p.w.useRested(p.now); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if useRested(); p.served("10.30.0.1") != nil {
+		t.Errorf("served by %v before its slots have rested", p.served("10.30.0.1"))
+	}
+	p.now = p.now.Add(restFor)
+	useRested()
+	p.same("after that", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
+	if s := p.w.services["second"]; s.short != 0 || s.spec != nil || p.w.Health() != nil {
+		t.Errorf("%d slots are missing: %v", s.short, p.w.Health())
+	}
+}
+
 // A port that not all instances serve is refused if its run has no room: the run of the address has others.
 func TestPortWithoutSlots(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8}}`)

@@ -62,6 +62,7 @@ type service struct {
 	// the agent has forgotten it, and is asked for it again
 	forgotten bool
 	lacking   bool                // an instance has no room
+	short     uint32              // slots of the smallest run that has no room; 0: all have some
 	trouble   error               // why not all of it is in the maps
 	spec      *sdk.VirtualService // to be tried again; with trouble only
 }
@@ -210,7 +211,7 @@ func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 		w.seen[vs.Name] = true
 	}
 	s.dynamic, s.ports, s.trouble, s.spec, s.forgotten = vs.Dynamic, vs.Spec.Ports, nil, nil, false
-	s.released, s.asked, s.lacking = s.released && !s.asked, false, false
+	s.released, s.asked, s.lacking, s.short = s.released && !s.asked, false, false, 0
 	s.sticky = slices.ContainsFunc(vs.Spec.Addresses, func(a v1alpha1.VirtualAddress) bool {
 		return a.AffinityTimeout != ""
 	})

@@ -115,7 +115,11 @@ func (w *running) hasRoom(v *virtual, run []uint32, now time.Time) bool {
 	return false
 }
 
+// noSlots notes that a run has no room, and returns the error.
 func (w *running) noSlots(v *virtual, run []uint32) error {
+	if n := uint32(len(run)); v.service.short == 0 || n < v.service.short {
+		v.service.short = n
+	}
 	return fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr,
 		w.maps.slots.MaxEntries())
 }
