@@ -117,6 +117,15 @@ func TestLost(t *testing.T) {
 	}
 }
 
+// A round that is over before a turn counts has one of each config nevertheless.
+func TestShortRound(t *testing.T) {
+	_, b := open(t, "bare", "window")
+	flows := make([]flow, 1)
+	if err := takeTurns(t.Context(), []*border{b}, flows, lengths{time.Millisecond, 0}); err != nil || flows[0].sent == 0 {
+		t.Errorf("%+v, %v", flows, err)
+	}
+}
+
 // Each new version judges once the agent has it.
 func TestChangeModel(t *testing.T) {
 	_, b := open(t, "user", "packet")
