@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm test-monitors test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs page-growth ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-monitors test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup suites-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs page-growth ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-suites test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -35,6 +35,9 @@ setup: ## Build: install what building needs (apt)
 
 test-setup:
 	@scripts/setup test
+
+suites-setup:
+	@scripts/setup suites
 
 kernels-setup:
 	@scripts/setup kernels
@@ -268,6 +271,11 @@ test-containers: ## Test: containers of Docker, Podman and containerd as service
 
 test-libraries: test-setup bpf ## Test: the tests of Go's own network libraries, on accelerated connections: 2 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_LIBRARIES=1 go test -vet=off -count=1 -v -timeout 15m -run '^TestLibraries$$' ./test/accelerator
+
+# SUITES: python, redis or both. PARTS: files of one of them, such as test_socket, or unit/protocol.
+test-suites: suites-setup bpf ## Test: the network tests of CPython and the tests of Redis, on plain TCP and on accelerated connections: an hour; or SUITES=python PARTS=test_socket
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SUITES=$(or $(SUITES),python,redis) KERB_SUITE_PARTS="$(PARTS)" \
+	  go test -vet=off -count=1 -v -timeout 2h -run '^TestSuites$$' ./test/accelerator
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
