@@ -426,7 +426,7 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 		if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 			t.Errorf("%s: chains were %v, are %v", name, before, after)
 		}
-		if n.now.Desired.Len(resource.Module) != 1 || n.now.Desired.Len(resource.Service) != 2 {
+		if now := n.present(); now.Len(resource.Module) != 1 || now.Len(resource.Service) != 2 {
 			t.Errorf("%s: desired state has changed", name)
 		}
 	}
