@@ -27,6 +27,7 @@ func TestOpenQuestions(t *testing.T) {
 	want := string(text)
 	for name, write := range map[string]func(kept) string{"work": kept.work,
 		"precision": kept.precision,
+		"setpoint":  kept.setPoints,
 		"priority":  kept.priority,
 		"energy":    kept.energy} {
 		var r bench.Report
