@@ -171,7 +171,7 @@ func (p *pod) add() {
 // label changes the labels of the pod in the API server.
 func (p *pod) label(labels string) {
 	p.bed.T.Helper()
-	if err := p.bed.api.Apply(podsPath+"/"+p.Name,
+	if err := p.bed.api.Apply("/api/v1/namespaces/"+p.Namespace+"/pods/"+p.Name,
 		"apiVersion: v1\nkind: Pod\nmetadata: {labels: {"+labels+"}}\n"); err != nil {
 		p.bed.T.Fatal(err)
 	}

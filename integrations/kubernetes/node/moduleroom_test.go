@@ -5,11 +5,14 @@ package node
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
 // listModules has a state list Modules as a follower does. It returns what was in memory at most, as weigh counts it.
@@ -198,5 +201,63 @@ func TestConfigsAsText(t *testing.T) {
 	out, _ := json.Marshal(of.Spec.Config)
 	if err != nil || string(out) != `{"defaultPolicy":{"egress":"deny"}}` {
 		t.Errorf("%s, %v", out, err)
+	}
+}
+
+// Modules of a namespace hold its new pods only: labels of pods that run may be what a ClusterModule selects. One that
+// is refused, and would select the pod, keeps the labels that it had.
+func TestModulesAndLabelsOfRunningPods(t *testing.T) {
+	refused := func(a *refusing, name string) { a.answers[name] = http.StatusBadRequest }
+	for what, c := range map[string]struct {
+		change func(*refusing, *state)
+		held   bool
+	}{
+		"many Modules": {change: func(_ *refusing, s *state) {
+			for i := range maxKept + 1 {
+				s.moduleHandler(ofModules).Set(sized("shop", i, i, 0))
+			}
+		}},
+		"a Module without room": {change: func(_ *refusing, s *state) {
+			s.moduleHandler(ofModules).Set(sized("shop", 0, 0, maxOfNamespace))
+		}},
+		"a refused Module": {change: func(a *refusing, s *state) {
+			refused(a, names.Module("shop", "bad"))
+			s.moduleHandler(ofModules).Set(moduleOf("shop", "bad"))
+		}},
+		"Modules that change all the time": {change: func(a *refusing, s *state) {
+			n := 0
+			a.before = func([]v1.Module) {
+				n++
+				s.moduleHandler(ofModules).Set(sized("shop", 0, 0, n))
+			}
+			s.moduleHandler(ofModules).Set(sized("shop", 0, 0, 0))
+		}},
+		"a refused ClusterModule besides a Module": {held: true, change: func(a *refusing, s *state) {
+			refused(a, names.Module("shop", "bad"))
+			refused(a, "wide")
+			s.moduleHandler(ofModules).Set(moduleOf("shop", "bad"))
+			s.moduleHandler(ofClusterModules).Set(moduleOf("", "wide"))
+		}},
+	} {
+		for _, pending := range []bool{false, true} {
+			a, s := heldPod(t)
+			s.state = tenants()
+			round := func() {
+				t.Helper()
+				if _, err := s.round(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !pending {
+				round()
+			}
+			c.change(a, s.state)
+			s.state.podHandler().Set(object("u1", "shop", "web", map[string]string{"quarantine": "true"}))
+			round()
+			of := a.service.Metadata.Labels
+			if names.IsPending(of) != pending || (of["quarantine"] == "true") != (!pending && !c.held) {
+				t.Errorf("%s, pending %t: labels %v", what, pending, of)
+			}
+		}
 	}
 }

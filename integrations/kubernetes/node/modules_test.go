@@ -111,7 +111,7 @@ func TestModulesOfNamespaces(t *testing.T) {
 }
 
 // Those who may create Modules in one namespace do not fill the memory of kerb-kube-node. Other namespaces do not
-// notice, and the node names the namespace.
+// notice, and the node names the namespace. Its pods that run do not escape ClusterModules that select them.
 func TestManyModules(t *testing.T) {
 	const (
 		many      = 330
@@ -120,6 +120,8 @@ func TestManyModules(t *testing.T) {
 	b := newBed(t)
 	web := map[string]string{"app": "web"}
 	b.api.Must(http.MethodPost, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": "evil"}}, nil)
+	early := b.podIn("evil", "early", nil)
+	early.await("")
 	var lists []any // as JSON half of what they take in memory at most when they are decoded
 	for range 19000 {
 		lists = append(lists, []any{})
@@ -156,6 +158,8 @@ func TestManyModules(t *testing.T) {
 	b.start() // from its last state, with all Modules in the first list
 	b.module("all", counter("app: web"))
 	ours.await("all " + names.Module("default", count))
+	early.label("app: web")
+	early.await("all")
 	sizes, err := lab.Kibibytes(fmt.Sprintf("/proc/%d/status", b.kube.Process.Pid))
 	if err != nil {
 		t.Fatal(err)

@@ -98,6 +98,7 @@ func (s *state) podServices(rules int) (podServices, bool) {
 type podService struct {
 	pod
 	alias
+	pending bool // the service has not had the labels of the pod yet
 	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
 	unconfirmed bool
 	sandbox     string // the ID, if the container runtime has reported it
@@ -107,7 +108,7 @@ type podService struct {
 
 // of returns the pod of a service. One that the API server and the container runtime have reported has the labels of
 // the API server's.
-func (l podServices) of(service string) (podService, bool) {
+func (l podServices) of(service string, pending bool) (podService, bool) {
 	a, known := l.aliases.of(service)
 	b, reported := l.runtime[service]
 	if !known && !reported {
@@ -127,7 +128,8 @@ func (l podServices) of(service string) (podService, bool) {
 	default:
 		return podService{}, false // it has gone since
 	}
-	of.held = s.holdOf(of.pod, l.rules)
+	of.pending = pending
+	of.held = s.holdOf(of, l.rules)
 	if of.held == nil && s.restored && s.synced != ofAll && (of.unshown || !s.earlier[of.uid]) {
 		of.held = tooNew
 	}
@@ -138,15 +140,15 @@ func (l podServices) of(service string) (podService, bool) {
 func (b sandbox) alias(service string) alias { return alias{uid: cmp.Or(b.uid, service)} }
 
 // holdOf returns why a pod has to wait. As long as the namespace is not known, it is not known which modules select the
-// pod. Where only Modules of a namespace have changed, the pods of that namespace are held: who changes them all the
-// time holds no others.
-func (s *state) holdOf(p pod, rules int) *hold {
+// pod. Where only Modules of a namespace have changed, new pods of that namespace are held: who changes them all the
+// time holds no others, and no labels of pods that run.
+func (s *state) holdOf(p podService, rules int) *hold {
 	switch _, known := s.namespaces[p.namespace]; {
 	case p.tooMany:
 		return manyLabels
 	case !known:
 		return noNamespace
-	case s.own[p.namespace] > rules || s.shared > rules:
+	case p.pending && s.own[p.namespace] > rules || s.shared > rules:
 		return modulesChange
 	}
 	return nil

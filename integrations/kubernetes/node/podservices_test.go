@@ -40,8 +40,8 @@ func TestManyPods(t *testing.T) {
 	await := map[string]time.Time{}
 	find := func(i int) bool {
 		pods, ok := s.podServices(rules)
-		p, known := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i), UID: uidOf(i)}.Service())
-		_, byName := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i)}.Service())
+		p, known := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i), UID: uidOf(i)}.Service(), true)
+		_, byName := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i)}.Service(), true)
 		pods.remember(await, map[string]bool{uidOf(7): true})
 		return ok && known && byName && p.uid == uidOf(i)
 	}
@@ -67,7 +67,7 @@ func TestMirrors(t *testing.T) {
 	rules := s.view().rules
 	find := func(uid string) podService {
 		pods, _ := s.podServices(rules)
-		p, _ := pods.of(names.Pod{Namespace: "default", Name: "pod-1", UID: uid}.Service())
+		p, _ := pods.of(names.Pod{Namespace: "default", Name: "pod-1", UID: uid}.Service(), true)
 		return p
 	}
 	if find("static").uid != "" {
@@ -97,7 +97,7 @@ func TestRuntimePodsWait(t *testing.T) {
 	again := p
 	again.ID = "c2"
 	begin(t, s, again)
-	if of, ok := pods.of(serviceOf(p)); !ok || of.sandbox != "c1" || !of.unshown || of.held != nil {
+	if of, ok := pods.of(serviceOf(p), true); !ok || of.sandbox != "c1" || !of.unshown || of.held != nil {
 		t.Errorf("the runtime's pod is %+v", of)
 	}
 	await := map[string]time.Time{}
@@ -109,7 +109,7 @@ func TestRuntimePodsWait(t *testing.T) {
 		t.Error("a pod waits since the last comparison only")
 	}
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "default", Labels: map[string]string{"a": "b"}}})
-	if of, _ := pods.of(serviceOf(p)); of.held != modulesChange {
+	if of, _ := pods.of(serviceOf(p), true); of.held != modulesChange {
 		t.Errorf("a pod is admitted to modules of older labels of its namespace: %+v", of)
 	}
 	if pods.remember(await, map[string]bool{"u1": true}); len(await) != 1 {
@@ -117,7 +117,7 @@ func TestRuntimePodsWait(t *testing.T) {
 	}
 	runtime.Stop(again)
 	pods, _ = s.podServices(s.view().rules)
-	if _, ok := pods.of(serviceOf(p)); ok {
+	if _, ok := pods.of(serviceOf(p), true); ok {
 		t.Error("a sandbox that has ended is found")
 	}
 }

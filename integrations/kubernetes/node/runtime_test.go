@@ -246,7 +246,7 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 		if !ok {
 			t.Fatal("the rules have changed")
 		}
-		of, ok := pods.of(serviceOf(p))
+		of, ok := pods.of(serviceOf(p), true)
 		if !ok {
 			return ""
 		}
@@ -276,7 +276,7 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 	begin(t, s, again)
 	s.podHandler().Set(mirror)
 	pods, _ := s.podServices(s.view().rules)
-	if of, _ := pods.of(serviceOf(p)); of.labels.set()["app"] != "mirror" || of.unconfirmed || of.sandbox != "c2" {
+	if of, _ := pods.of(serviceOf(p), true); of.labels.set()["app"] != "mirror" || of.unconfirmed || of.sandbox != "c2" {
 		t.Errorf("a static pod: %+v", of)
 	}
 }

@@ -310,7 +310,8 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	var unconfirmed []podService
 	s.events.begin()
 	err := s.agent.eachService(ctx, func(service v1.Service) error {
-		p, ok := pods.of(service.Metadata.Name)
+		pending := names.IsPending(service.Metadata.Labels)
+		p, ok := pods.of(service.Metadata.Name, pending)
 		ok = ok && (!p.mirror || p.isOf(service))
 		if ok && p.held == nil {
 			p.held = s.bars(v, p)
@@ -318,13 +319,12 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		switch {
 		case ok && p.held != nil:
 			starts.held(service.Metadata.Name, p.held)
-			s.events.held(p, names.IsPending(service.Metadata.Labels))
-		case ok && p.unconfirmed && s.confirm != nil && names.IsPending(service.Metadata.Labels):
+			s.events.held(p, pending)
+		case ok && p.unconfirmed && s.confirm != nil && pending:
 			unconfirmed = append(unconfirmed, p)
 		case ok:
 			admitted[p.uid] = true
 			labels := names.Admit(service.Metadata.Labels, p.labels.set())
-			pending := names.IsPending(service.Metadata.Labels)
 			if !pending && p.sandbox != "" {
 				sandboxes[service.Metadata.Name] = p.sandbox
 			}
@@ -374,9 +374,10 @@ func vanished(s v1.Service) bool {
 }
 
 // bars returns the hold of a pod that a module would select which the agent has refused: the pod keeps dropping
-// everything. A selector that cannot be understood may select any pod, and so may a Module that is not kept.
+// everything. A selector that cannot be understood may select any pod, and so may a Module that is not kept. A pod that
+// runs keeps the labels that it had. Modules do not hold it: their authors could keep it away from ClusterModules.
 func (s *syncer) bars(v view, p podService) *hold {
-	if v.more[p.namespace] {
+	if p.pending && v.more[p.namespace] {
 		return manyModules
 	}
 	if err := s.without(s.barred, v, p); err != nil {
@@ -391,7 +392,7 @@ func (s *syncer) missing(v view, p podService) error { return s.without(s.absent
 // without returns an error that names the first of some modules that selects a pod; nil if none does.
 func (s *syncer) without(modules []api.Module, v view, p podService) error {
 	for _, m := range modules {
-		if selects(m, v.namespaces, p.namespace, p.labels.set) {
+		if (p.pending || m.Metadata.Namespace == "") && selects(m, v.namespaces, p.namespace, p.labels.set) {
 			return fmt.Errorf("module %s, which selects it, does not run on this node: see the KerbNode %s",
 				strings.TrimPrefix(m.Metadata.Namespace+"/"+m.Metadata.Name, "/"), s.state.node)
 		}

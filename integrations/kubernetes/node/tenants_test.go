@@ -67,7 +67,7 @@ func moduleOf(namespace, name string) api.Module {
 func podIn(t *testing.T, s *state, rules int, namespace, uid string) podService {
 	t.Helper()
 	pods, ok := s.podServices(rules)
-	p, known := pods.of(names.Pod{Namespace: namespace, Name: "web", UID: uid}.Service())
+	p, known := pods.of(names.Pod{Namespace: namespace, Name: "web", UID: uid}.Service(), true)
 	if !ok || !known {
 		t.Fatalf("pods %v, %v", pods, ok)
 	}

@@ -155,7 +155,7 @@ func TestPodWaitsForNamespace(t *testing.T) {
 	s.podHandler().Set(api.Object{Metadata: api.ObjectMeta{Namespace: "prod", Name: "p", UID: "1"}})
 	v := s.view()
 	pods, ok := s.podServices(v.rules)
-	if p, known := pods.of(identity.Service()); !ok || !known || p.held == nil {
+	if p, known := pods.of(identity.Service(), true); !ok || !known || p.held == nil {
 		t.Errorf("%v is not held", p)
 	}
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "prod"}})
@@ -163,7 +163,7 @@ func TestPodWaitsForNamespace(t *testing.T) {
 		t.Error("pods are admitted to modules of an older state")
 	}
 	pods, ok = s.podServices(s.view().rules)
-	if p, known := pods.of(identity.Service()); !ok || !known || p.held != nil {
+	if p, known := pods.of(identity.Service(), true); !ok || !known || p.held != nil {
 		t.Errorf("%v is still held", p)
 	}
 }
@@ -277,7 +277,8 @@ func TestModulesAreConfined(t *testing.T) {
 			t.Errorf("case %d: %v", i, err)
 		}
 	}
-	if p := (podService{pod: pod{namespace: "other"}}); (&syncer{barred: []api.Module{m}}).bars(view{}, p) != nil {
+	other := podService{pod: pod{namespace: "other"}, pending: true}
+	if (&syncer{barred: []api.Module{m}}).bars(view{}, other) != nil {
 		t.Error("a refused Module holds pods of another namespace")
 	}
 }
