@@ -112,8 +112,22 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 	return json.NewDecoder(body).Decode(out)
 }
 
-// Post sends a body as it is read, without keeping all of it, and discards what a successful answer says.
+// smallBody is the most bytes of a body that Post keeps: the agent has requests of unknown length wait for their turn,
+// as large ones.
+const smallBody = 64 << 10
+
+// Post sends a body of up to 64 KiB with its length, and a larger one as it is read, without keeping all of it. It
+// discards what a successful answer says.
 func (c *Client) Post(ctx context.Context, path string, body io.Reader) error {
+	start, err := io.ReadAll(io.LimitReader(body, smallBody+1))
+	if err != nil {
+		return err
+	}
+	if len(start) > smallBody {
+		body = io.MultiReader(bytes.NewReader(start), body)
+	} else {
+		body = bytes.NewReader(start)
+	}
 	answer, err := c.open(ctx, http.MethodPost, path, body)
 	if err != nil {
 		return err

@@ -7,13 +7,16 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -25,6 +28,10 @@ func agent(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	if r.URL.Path == "/v1/none" {
 		http.Error(w, "none", http.StatusNotFound)
+		return
+	}
+	if r.URL.Path == "/v1/length" {
+		http.Error(w, fmt.Sprint(r.ContentLength, len(body)), http.StatusTeapot)
 		return
 	}
 	h := r.Header
@@ -80,6 +87,23 @@ func TestCall(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
 		body.Close()
+	}
+}
+
+// A small body is posted with its length: the agent has requests of unknown length wait. A large one is sent as it is
+// read, without one.
+func TestLengthOfPost(t *testing.T) {
+	c := onSocket(t)
+	for size, want := range map[int]string{0: "0 0", 5: "5 5", 64 << 10: "65536 65536", 64<<10 + 1: "-1 65537"} {
+		body := iotest.HalfReader(strings.NewReader(strings.Repeat("x", size)))
+		err := c.Post(t.Context(), "/v1/length", body)
+		var status *client.StatusError
+		if !errors.As(err, &status) || strings.TrimSpace(string(status.Body)) != want {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if err := c.Post(t.Context(), "/v1/x", iotest.ErrReader(fs.ErrClosed)); !errors.Is(err, fs.ErrClosed) {
+		t.Errorf("a body that cannot be read: %v", err)
 	}
 }
 
