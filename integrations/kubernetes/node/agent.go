@@ -49,10 +49,15 @@ func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool
 func (a agent) verify(ctx context.Context, m v1.Module, measure bool) (v1.CostChange, error) {
 	var r v1.ApplyResult
 	path := "/v1/apply?dryRun=true&verify=true&owner=" + names.Owner
+	call := func(path string) error { return a.call(ctx, http.MethodPost, path, []v1.Module{m}, &r) }
+	var err error
 	if measure {
-		path += "&measure=true"
+		err = call(path + "&measure=true")
 	}
-	err := a.call(ctx, http.MethodPost, path, []v1.Module{m}, &r)
+	var status *client.StatusError
+	if !measure || errors.As(err, &status) && status.Status == http.StatusBadRequest {
+		err = call(path) // an earlier agent does not know measure, and always measures
+	}
 	for _, c := range r.Costs {
 		if c.Module == m.Metadata.Name {
 			return c, err

@@ -116,6 +116,8 @@ func TestCheckOfCost(t *testing.T) {
 		{"disturbed", new(50), costs(10), []*v1.Cost{costs(1000), costs(60)}, ""},
 		{"new on the node", new(50), nil, []*v1.Cost{costs(1000)}, ""},
 		{"not measured", new(50), costs(10), []*v1.Cost{nil}, ""},
+		{"an earlier agent", new(50), costs(10), []*v1.Cost{costs(60)}, ""},
+		{"too dear on an earlier agent", new(50), costs(10), []*v1.Cost{costs(61), costs(61)}, "allows 50 more"},
 	} {
 		a, s := heldPod(t)
 		var err error
@@ -123,6 +125,7 @@ func TestCheckOfCost(t *testing.T) {
 			t.Fatal(err)
 		}
 		measurements := 0
+		a.earlier = strings.HasSuffix(c.name, "an earlier agent")
 		a.costs = func() []v1.CostChange {
 			measurements++
 			return []v1.CostChange{{Module: "another"},

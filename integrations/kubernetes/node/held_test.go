@@ -32,6 +32,7 @@ type refusing struct {
 	applied int            // requests for modules
 	before  func([]v1.Module)
 	costs   func() []v1.CostChange // that a dry run answers
+	earlier bool                   // it does not know measure, and always measures
 	service v1.Service
 	deleted bool
 }
@@ -53,7 +54,12 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 		if r.URL.Query().Has("dryRun") {
-			if a.costs != nil && r.URL.Query().Has("measure") {
+			measure := r.URL.Query().Has("measure")
+			if measure && a.earlier {
+				w.WriteHeader(http.StatusBadRequest)
+				return
+			}
+			if a.costs != nil && (measure || a.earlier) {
 				answer = v1.ApplyResult{DryRun: true, Costs: a.costs()}
 			}
 			break
