@@ -280,7 +280,8 @@ func (s *serviceState) take(node services.Node, full bool) (desired, gone []serv
 	return desired, gone, true
 }
 
-// text returns the virtual service of a Service as JSON; nil if it has none any more: then take returns it again.
+// text returns the virtual service of a Service as JSON; nil if it may have none any more: then take returns it again.
+// What has changed since take is checked as take does: the agent refuses all for one of them.
 func (s *serviceState) text(key services.Key, node services.Node) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -290,6 +291,9 @@ func (s *serviceState) text(key services.Key, node services.Node) []byte {
 	}
 	v, err := services.Translate(e.service, e.slices, node)
 	if err != nil {
+		return nil
+	}
+	if (s.dirty[key] || len(s.fresh) > 0) && (s.loops(v) != nil || s.reserve(key, e, usageOf(&v)) != nil) {
 		return nil
 	}
 	text, _ := json.Marshal(v) // it has nothing that could fail

@@ -529,6 +529,55 @@ func TestEndpointsAtClusterAddresses(t *testing.T) {
 	}
 }
 
+// What has changed between take and text is not sent if take would leave it out now.
+func TestChangesBeforeText(t *testing.T) {
+	others := usage{useInstances: maxInstances/2 - 2} // of the namespace
+	loop := sliceOf("web", "a", 0)
+	loop.Endpoints = []services.Endpoint{{Addresses: []string{"10.96.0.7"}}}
+	victim := wantedService("victim")
+	victim.Spec.ClusterIPs = []string{"10.96.0.7"}
+	for name, c := range map[string]struct {
+		first, then services.Slice
+		later       bool // the other Service
+		sent        bool
+	}{
+		"the same":                     {sliceOf("web", "a", 1), sliceOf("web", "a", 1), false, true},
+		"more endpoints":               {sliceOf("web", "a", 1), sliceOf("web", "a", 2), true, true},
+		"too many endpoints":           {sliceOf("web", "a", 1), sliceOf("web", "a", 3), false, false},
+		"at a cluster address":         {sliceOf("web", "a", 1), loop, false, false},
+		"a cluster address that comes": {loop, loop, true, false},
+	} {
+		s := newServiceState()
+		s.add("shop", others)
+		key := services.Key{Namespace: "shop", Name: "web"}
+		all := []services.Service{wantedService("web"), victim}
+		if c.later {
+			all = all[:1]
+		}
+		s.sliceHandler().Replace([]services.Slice{c.first})
+		s.serviceHandler().Replace(all)
+		if desired, _, _ := s.take(services.Node{}, true); !slices.Contains(desired, key) {
+			t.Fatalf("%s: take returns %v", name, desired)
+		}
+		s.sliceHandler().Set(c.then)
+		s.serviceHandler().Set(victim)
+		if text := s.text(key, services.Node{}); (text != nil) != c.sent {
+			t.Errorf("%s: %d bytes are sent", name, len(text))
+		}
+		sum := others
+		for _, e := range s.all {
+			sum = sum.plus(e.reserved)
+		}
+		if sum[useInstances] != s.total[useInstances] || !s.usage["shop"].within(2) {
+			t.Errorf("%s: %v is reserved, %v accounted", name, sum, s.total)
+		}
+		desired, gone, _ := s.take(services.Node{}, false)
+		if slices.Contains(desired, key) != c.sent || slices.Contains(gone, key) == c.sent {
+			t.Errorf("%s: the next take returns %v, without %v", name, desired, gone)
+		}
+	}
+}
+
 // The zone of the node is read until it is known, and not with each comparison.
 func TestZoneIsReadAgain(t *testing.T) {
 	var asked atomic.Int32
