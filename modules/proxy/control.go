@@ -238,34 +238,27 @@ func (w *running) rankAgain(now time.Time) error {
 // useRested gives slots that have rested to runs without room: an address that another virtual service has taken over
 // waits for those of before, and is not served meanwhile.
 func (w *running) useRested(now time.Time) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, s := range w.services {
-		if s.spec == nil || s.short == 0 || !w.slots.has(s.short, now) {
-			continue
-		}
-		if _, err := w.put(s.spec, now); err != nil {
-			return err
-		}
-		w.syncNames()
-	}
-	return nil
+	return w.retry(now, func(s *service) bool { return s.short != 0 && w.slots.has(s.short, now) })
 }
 
-// again tries to find room for what had none.
+// again tries to find room for what had none, and to write what the kernel refused.
 func (w *running) again(now time.Time) error {
+	return w.retry(now, func(*service) bool { return true })
+}
+
+// retry puts the services in trouble that are due, all of them even if one fails, and returns the first error.
+func (w *running) retry(now time.Time, due func(*service) bool) (failed error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.syncNames()
 	for _, s := range w.services {
-		if s.spec == nil {
+		if s.spec == nil || !due(s) {
 			continue
 		}
-		if _, err := w.put(s.spec, now); err != nil {
-			return err
-		}
+		_, err := w.put(s.spec, now)
+		failed = cmp.Or(failed, err)
 	}
-	return nil
+	return failed
 }
 
 // Health implements sdk.HealthChecker.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
@@ -144,6 +145,35 @@ func TestMovedAddressGetsItsSlots(t *testing.T) {
 	p.same("after that", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
 	if s := p.w.services["second"]; s.short != 0 || s.spec != nil || p.w.Health() != nil {
 		t.Errorf("%d slots are missing: %v", s.short, p.w.Health())
+	}
+}
+
+// A service that the kernel refuses to write is in trouble until it is written: ticks without errors do not clear that,
+// and the sweep tries it again.
+func TestFailedWriteIsTriedAgain(t *testing.T) {
+	for name, retry := range map[string]func(*running, time.Time) error{"slots": (*running).useRested,
+		"sweep": (*running).again} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlant(t, `{"tables": {"slots": 8}}`)
+			p.put(otherService("first", "10.30.0.1", 5))
+			p.put(otherService("second", "10.30.0.1", 5))
+			p.now = p.now.Add(restFor)
+			vips := p.w.maps.vips
+			p.w.maps.vips = p.w.maps.slots // refuses keys of this size
+			if err := retry(p.w, p.now); err == nil {
+				t.Fatal("a write that fails is no error")
+			}
+			p.w.maps.vips = vips
+			p.w.tick(p.now)
+			if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "virtual service second") {
+				t.Errorf("health of a service that is half written: %v", err)
+			}
+			p.later()
+			p.same("written again", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
+			if err := p.w.Health(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -200,8 +200,17 @@ func (w *running) complete(now time.Time) error {
 }
 
 // put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest
-// of the service works. Errors are those of the kernel.
+// of the service works. Errors are those of the kernel: Health has them, and the sweep tries again, until a put of the
+// service succeeds.
 func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
+	s, err := w.putOnce(vs, now)
+	if err != nil {
+		s.spec, s.trouble = vs, err
+	}
+	return s, err
+}
+
+func (w *running) putOnce(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	s := w.services[vs.Name]
 	if s == nil {
 		s = &service{name: vs.Name, used: now}

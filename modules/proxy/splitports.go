@@ -108,10 +108,11 @@ func (w *running) writeSplit(v *virtual, now time.Time) (full map[portID]bool, e
 			continue
 		}
 		digest, err := w.placeRun(of, &next, run, now)
-		if err == nil {
-			err = w.writeValue(of, next, digest, now)
-		}
 		if err != nil {
+			return full, err
+		}
+		if err := w.writeValue(of, next, digest, now); err != nil {
+			w.releaseUnread(of, &next, digest, now)
 			return full, err
 		}
 	}

@@ -222,6 +222,7 @@ func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	defer w.releaseUnread(v, &next, digest, now)
 	full, err := w.writeSplit(v, now)
 	if err != nil {
 		return err
@@ -289,6 +290,13 @@ func (w *running) placeRun(v *virtual, next *vip, run []uint32, now time.Time) (
 	}
 	next.First, next.Count = first, uint32(len(run))
 	return digest, nil
+}
+
+// releaseUnread releases a run that was placed if the write that makes packets read it has failed.
+func (w *running) releaseUnread(v *virtual, next *vip, digest uint64, now time.Time) {
+	if digest != v.digest {
+		w.slots.release(next.First, now)
+	}
 }
 
 // writeValue makes packets read a value, and so its run.
