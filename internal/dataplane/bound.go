@@ -66,6 +66,9 @@ func (b *Bound) CreateMapSet(module, _, _, from string) error {
 		return err
 	}
 	defer g.Close()
+	if err := g.checkTable(); err != nil {
+		return err
+	}
 	return g.pin(b.layout)
 }
 
@@ -113,10 +116,15 @@ func (b *Bound) sample(module string) (*mapSet, error) {
 		return g, nil
 	}
 	g, err := newMapSet(b.modules[module], nil, nil)
-	if err == nil {
-		b.samples[module] = g
+	if err != nil {
+		return nil, err
 	}
-	return g, err
+	if err := g.checkTable(); err != nil {
+		g.Close()
+		return nil, err
+	}
+	b.samples[module] = g
+	return g, nil
 }
 
 // Verify loads a module alone on each hook, in each direction that it has a function for and that its settings do not

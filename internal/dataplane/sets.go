@@ -44,6 +44,16 @@ func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 	}
 }
 
+// checkTable refuses programs that look up sets without sdk.SetTableMap, as a kerb/set.h from before it has them: they
+// would find no IPv4 address and no port, so that what they have to drop passes.
+func (g *mapSet) checkTable() error {
+	if len(g.Settings.Sets) > 0 && g.maps[sdk.SetElementsMap] != nil && g.maps[sdk.SetTableMap] == nil {
+		return fmt.Errorf("module %s: the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not "+
+			"find IPv4 addresses and ports: compile it again", g.Name)
+	}
+	return nil
+}
+
 // Sets writes the maps of sets. Its methods are not safe for concurrent use.
 type Sets struct {
 	maps   sdk.Maps

@@ -37,6 +37,24 @@ func TestSetsFull(t *testing.T) {
 	}
 }
 
+// A data plane that would not find the elements in the table is refused, unless it looks up none.
+func TestModuleWithoutTable(t *testing.T) {
+	w := newWorld(t, Options{})
+	mod := testModule(t, "former", "former", nil)
+	mod.Settings.Sets = []sdk.SetReference{{Set: "blocked"}}
+	b := w.Bind(map[string]Module{mod.Name: mod})
+	defer b.Close()
+	for what, err := range map[string]error{"create": create(w.Dataplane, mod, ""), "verify": b.Verify(mod.Name)} {
+		if err == nil || !strings.Contains(err.Error(), "compile it again") {
+			t.Errorf("%s with sets: %v", what, err)
+		}
+	}
+	mod.Settings.Sets = nil
+	if err := create(w.Dataplane, mod, ""); err != nil {
+		t.Errorf("without sets: %v", err)
+	}
+}
+
 // A bucket into which more elements fell than it has places is free again when they are removed, or else each packet
 // would look into a second map for good.
 func TestFullBucketIsFreed(t *testing.T) {
