@@ -34,8 +34,9 @@ var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "unix"
 
 var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh}
 
-// meshAllow are the programs of these workloads that the module does not know, by the names of their files: the
-// operator who allows them says that they do without the calls that redirected sockets lack.
+// meshAllow are the programs of these workloads that the module does not include by itself, by the names of their
+// files: the operator who allows them says that they do without the calls that redirected sockets lack. The module
+// knows Envoy, but not in the directory where the package of PyPI has it.
 func meshAllow() []string {
 	all := []string{"memtier_benchmark", "mosquitto", "envoy"}
 	if python, err := pythonPath(); err == nil {
