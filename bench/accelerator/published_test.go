@@ -47,7 +47,8 @@ func TestPublishedKeys(t *testing.T) {
 	}
 }
 
-// stranger connects to a server of its own and, from the same port, to one that is not in the cgroup.
+// stranger connects to a server of its own and, from the same port, to one that is not in the cgroup. Its arguments are
+// the latter's port, and what its own server has to receive: if that is nothing, it waits for a while.
 const stranger = `
 import socket, sys
 def bound(port):
@@ -63,7 +64,8 @@ inner, _ = listener.accept()
 other = bound(40000)
 other.connect(("127.0.0.1", int(sys.argv[1])))
 other.sendall(b"secret")
-inner.settimeout(2)
+if not sys.argv[2]:
+    inner.settimeout(2)
 try:
     print(inner.recv(16).decode())
 except TimeoutError:
@@ -82,7 +84,8 @@ func TestPublishedKeysMisdeliver(t *testing.T) {
 			if err != nil {
 				t.Skip(err)
 			}
-			cmd, err := c.command(t.Context(), c.place.client.Namespace, clientSide, python, "-c", stranger, port)
+			cmd, err := c.command(t.Context(), c.place.client.Namespace, clientSide, python, "-c", stranger, port,
+				misdelivered)
 			if err != nil {
 				t.Fatal(err)
 			}
