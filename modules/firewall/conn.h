@@ -7,7 +7,7 @@
 
 #define FW_PEER_ACKED (1 << 0) /* acked is known */
 #define FW_PEER_SCALE (1 << 1) /* its SYN had a window scale option */
-#define FW_PEER_FIN   (1 << 2) /* what ends at end is its FIN; TCP_FIN << 2 */
+#define FW_PEER_FIN   (1 << 2) /* what ends at end is its FIN; KERB_TCP_FIN << 2 */
 
 /* One side of a TCP connection. Sequence numbers in host byte order. */
 struct fw_peer {

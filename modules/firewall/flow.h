@@ -156,12 +156,13 @@ static __always_inline void fw_choose_values(struct fw_flow *f)
 
 static __always_inline __u8 fw_icmp_kind(int v4, __u8 type, __u32 dir)
 {
-	if (type == (v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST))
+	if (type == (v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO))
 		return dir == FW_EGRESS ? FW_ECHO_LOCAL : FW_ECHO_REMOTE;
-	if (type == (v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY))
+	if (type == (v4 ? KERB_ICMP_ECHO_REPLY : KERB_ICMP6_ECHO_REPLY))
 		return dir == FW_EGRESS ? FW_ECHO_REMOTE : FW_ECHO_LOCAL;
-	if (v4 ? type == ICMP4_UNREACHABLE || type == ICMP4_TIME || type == ICMP4_PARAMETER
-	       : type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER)
+	if (v4 ? type == KERB_ICMP_UNREACHABLE || type == KERB_ICMP_TIME ||
+			    type == KERB_ICMP_PARAMETER
+	       : type >= KERB_ICMP6_UNREACHABLE && type <= KERB_ICMP6_PARAMETER)
 		return FW_ERROR;
 	return FW_LOOSE;
 }
@@ -228,7 +229,7 @@ static __always_inline void fw_read_icmp(const struct kerb_pkt *pkt, struct fw_f
 	f->word[FW_DIM_SPORT] = icmp->type;
 	f->word[FW_DIM_DPORT] = icmp->code;
 	f->kind = fw_icmp_kind(v4, icmp->type, f->dir);
-	f->begins = icmp->type == (v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+	f->begins = icmp->type == (v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO);
 	fw_set_key(f, v4, icmp->id, 0);
 }
 
@@ -290,12 +291,13 @@ static __always_inline int fw_read_tcp(const struct kerb_pkt *pkt, struct fw_flo
 	f->seq = bpf_ntohl(tcp->seq);
 	f->ack = bpf_ntohl(tcp->ack_seq);
 	f->win = bpf_ntohs(tcp->window);
-	f->end = f->seq + pkt->l4_len - hlen + !!(f->tcp & TCP_SYN) + !!(f->tcp & TCP_FIN);
+	f->end =
+		f->seq + pkt->l4_len - hlen + !!(f->tcp & KERB_TCP_SYN) + !!(f->tcp & KERB_TCP_FIN);
 	f->fragment = !!(pkt->flags & KERB_F_FRAG_FIRST);
-	f->begins = f->tcp & (TCP_RST | TCP_SYN) ? FW_BEGINS_NOT : FW_BEGINS_MIDSTREAM;
-	if ((f->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN)) == TCP_SYN)
+	f->begins = f->tcp & (KERB_TCP_RST | KERB_TCP_SYN) ? FW_BEGINS_NOT : FW_BEGINS_MIDSTREAM;
+	if ((f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK | KERB_TCP_RST | KERB_TCP_FIN)) == KERB_TCP_SYN)
 		f->begins = FW_BEGINS;
-	if (f->tcp & TCP_SYN) {
+	if (f->tcp & KERB_TCP_SYN) {
 		f->options_len = hlen - sizeof(*tcp);
 		f->scale = fw_read_scale(pkt, f);
 	}
@@ -311,7 +313,7 @@ static __always_inline int fw_tcp_flags_valid(__u8 flags)
 			    1 << 8 | 1 << 24 |	      /* ACK, with URG */
 			    1 << 9 | 1 << 25;	      /* FIN ACK, with URG */
 
-	return valid >> ((flags & 7) | (flags & (TCP_ACK | TCP_URG)) >> 1) & 1;
+	return valid >> ((flags & 7) | (flags & (KERB_TCP_ACK | KERB_TCP_URG)) >> 1) & 1;
 }
 
 /* Reads a packet that has parsed and is no later fragment. */
@@ -361,7 +363,7 @@ static __always_inline void fw_reverse(struct fw_flow *f)
 
 	f->asked = !f->dir;
 	if (f->kind != FW_PLAIN) {
-		f->word[FW_DIM_SPORT] = f->family == 4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST;
+		f->word[FW_DIM_SPORT] = f->family == 4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO;
 	} else {
 		f->word[FW_DIM_SPORT] = f->word[FW_DIM_DPORT];
 		f->word[FW_DIM_DPORT] = port;

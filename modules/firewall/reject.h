@@ -56,13 +56,13 @@ static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct
 	if (pkt->flags & (KERB_F_FRAG | KERB_F_OPTIONS | KERB_F_EXT))
 		return 0;
 	if (!f->quoting)
-		return f->proto == IPPROTO_TCP && f->tcp & TCP_RST &&
+		return f->proto == IPPROTO_TCP && f->tcp & KERB_TCP_RST &&
 		       pkt->l4_len == sizeof(struct tcphdr);
 	if (f->family == 4)
-		return f->word[FW_DIM_SPORT] == ICMP4_UNREACHABLE &&
+		return f->word[FW_DIM_SPORT] == KERB_ICMP_UNREACHABLE &&
 		       f->word[FW_DIM_DPORT] == KERB_ICMP_PROHIBITED &&
 		       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE4;
-	return f->word[FW_DIM_SPORT] == ICMP6_UNREACHABLE &&
+	return f->word[FW_DIM_SPORT] == KERB_ICMP6_UNREACHABLE &&
 	       f->word[FW_DIM_DPORT] == KERB_ICMP6_PROHIBITED &&
 	       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE6;
 }

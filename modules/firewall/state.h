@@ -87,7 +87,7 @@ static __always_inline int fw_conn_ends(void *established, void *opening, void *
 		return FW_TRACKED;
 	*n = *c;
 	n->seen = now;
-	n->state = f->tcp & TCP_RST ? FW_RESET : FW_CLOSED;
+	n->state = f->tcp & KERB_TCP_RST ? FW_RESET : FW_CLOSED;
 	fw_conn_insert(opening, pending, now);
 	fw_conn_delete(established);
 	return fw_stale(n, f);
@@ -123,7 +123,7 @@ static __always_inline void fw_write_back(void *opening, void *pending, struct f
 static __always_inline int fw_replaces(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return fw_state(&f->next) != fw_state(c) ||
-	       (fw_is_tcp(f) && f->tcp & TCP_SYN && fw_state(c) != FW_NEW);
+	       (fw_is_tcp(f) && f->tcp & KERB_TCP_SYN && fw_state(c) != FW_NEW);
 }
 
 /* Writes in place what a segment changes in the records of both sides: its own side's, and what the
@@ -149,8 +149,8 @@ static __always_inline void fw_conn_store(struct fw_conn *c, const struct fw_flo
 static __always_inline int fw_track_opening(void *established, void *opening, void *pending,
 					    struct fw_conn *c, struct fw_flow *f, __u64 now)
 {
-	int opens =
-		(f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && (!FW_BOTH_WAYS || f->dir == c->from);
+	int opens = (f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN &&
+		    (!FW_BOTH_WAYS || f->dir == c->from);
 	struct fw_conn *n = &f->next;
 	__u32 fit = FW_FIT_YES;
 	int full = 0;
@@ -207,7 +207,8 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 	if (fw_is_tcp(f)) {
 		__u32 fit;
 
-		if ((f->tcp & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && f->dir == c->from) {
+		if ((f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK | KERB_TCP_RST)) == KERB_TCP_SYN &&
+		    f->dir == c->from) {
 			/* one that has lost the connection begins another one, which may be a
 			 * lie */
 			*track = FW_UNKNOWN;
@@ -217,7 +218,7 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 		if (fit == FW_FIT_NOT)
 			return FW_WHY_MISFIT;
 		if (fit == FW_FIT_YES &&
-		    (f->tcp & TCP_RST || fw_tcp_closed(&c->peer[0], &c->peer[1])))
+		    (f->tcp & KERB_TCP_RST || fw_tcp_closed(&c->peer[0], &c->peer[1])))
 			return FW_WHY_ENDS;
 		if (fit == FW_FIT_YES)
 			fw_touch(c, now);
@@ -253,7 +254,7 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 		return track;
 	/* In addition to the established connection one side has begun another one. Once the other
 	 * side knows that one only: */
-	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (TCP_SYN | TCP_RST))
+	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (KERB_TCP_SYN | KERB_TCP_RST))
 		fw_conn_delete(established);
 	return track == FW_UNKNOWN ? FW_INVALID : track;
 }

@@ -100,13 +100,13 @@ static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow
 static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r,
 					const struct fw_flow *f)
 {
-	int next = s->maxwin ? f->seq == s->end : !(f->tcp & TCP_RST);
-	__u8 fin = (f->tcp & TCP_FIN) << 2;
+	int next = s->maxwin ? f->seq == s->end : !(f->tcp & KERB_TCP_RST);
+	__u8 fin = (f->tcp & KERB_TCP_FIN) << 2;
 
-	if (f->tcp & (TCP_RST | TCP_FIN) && !next &&
+	if (f->tcp & (KERB_TCP_RST | KERB_TCP_FIN) && !next &&
 	    !(r->flags & FW_PEER_ACKED && f->seq == r->acked))
 		return FW_FIT_PASS;
-	if (f->tcp & TCP_RST)
+	if (f->tcp & KERB_TCP_RST)
 		return FW_FIT_YES;
 	if (!s->maxwin || fin || fw_seq_after(f->end, s->end))
 		fw_peer_sent(s, f->end, fin);
@@ -127,9 +127,9 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 		r->maxwin += end - s->maxend;
 	/* A FIN says where the end is, unless the other side already has more: what was supposed
 	 * before may be a guess (of a fragment), or a lie of a third party. */
-	if (fw_seq_after(end, s->end) || (f->tcp & TCP_FIN && !fw_seq_after(r->acked, end)))
-		fw_peer_sent(s, end, (f->tcp & TCP_FIN) << 2);
-	if (f->tcp & TCP_ACK)
+	if (fw_seq_after(end, s->end) || (f->tcp & KERB_TCP_FIN && !fw_seq_after(r->acked, end)))
+		fw_peer_sent(s, end, (f->tcp & KERB_TCP_FIN) << 2);
+	if (f->tcp & KERB_TCP_ACK)
 		fw_peer_ack(s, ack);
 	edge = ack + fw_tcp_probe_window(win);
 	if (fw_seq_after(edge, r->maxend))
@@ -142,16 +142,17 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 {
 	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
-	__u32 end = f->end, ack = f->tcp & TCP_ACK ? f->ack : r->end, lag = fw_tcp_lag(s->maxwin);
+	__u32 end = f->end, ack = f->tcp & KERB_TCP_ACK ? f->ack : r->end,
+	      lag = fw_tcp_lag(s->maxwin);
 
-	if (!(f->tcp & (TCP_ACK | TCP_RST)))
+	if (!(f->tcp & (KERB_TCP_ACK | KERB_TCP_RST)))
 		return FW_FIT_NOT;
 	if (fw_is_learnt(c))
 		return fw_tcp_learn(s, r, f);
 	if (fw_seq_after(f->seq, s->maxend) | fw_seq_after(s->end - r->maxwin, end) |
 	    fw_seq_after(ack, r->end) | fw_seq_after(r->end - lag, ack))
 		return FW_FIT_NOT;
-	if (f->tcp & TCP_RST) {
+	if (f->tcp & KERB_TCP_RST) {
 		if (!(r->flags & FW_PEER_ACKED))
 			return f->seq == s->end ? FW_FIT_YES : FW_FIT_PASS;
 		if (fw_seq_after(r->acked, f->seq))
@@ -189,29 +190,29 @@ static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, s
 static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r,
 				       const struct fw_flow *f)
 {
-	__u32 what = f->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN);
+	__u32 what = f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK | KERB_TCP_RST | KERB_TCP_FIN);
 	int first = f->dir == n->from;
 
-	if (what == TCP_SYN) { /* sent again, or by both sides at once (RFC 9293, 3.5) */
+	if (what == KERB_TCP_SYN) { /* sent again, or by both sides at once (RFC 9293, 3.5) */
 		if (s->maxwin && !fw_seq_after(f->end, s->end))
 			return FW_FIT_PASS;
 		fw_peer_init(s, f);
 		return FW_FIT_YES;
 	}
-	if (what == (TCP_SYN | TCP_ACK))
+	if (what == (KERB_TCP_SYN | KERB_TCP_ACK))
 		return fw_tcp_accept(n, s, r, f);
 	/* of an old connection: the beginner will reset it (RFC 9293, 3.5.1) */
-	if (what == TCP_ACK && !first && f->seq == f->end) {
+	if (what == KERB_TCP_ACK && !first && f->seq == f->end) {
 		s->acked = f->ack;
 		s->flags |= FW_PEER_ACKED;
 		return FW_FIT_YES;
 	}
-	if (what == TCP_RST && first && r->flags & FW_PEER_ACKED && f->seq == r->acked)
+	if (what == KERB_TCP_RST && first && r->flags & FW_PEER_ACKED && f->seq == r->acked)
 		return FW_FIT_PASS;
-	if (!(what & TCP_RST))
+	if (!(what & KERB_TCP_RST))
 		return FW_FIT_NOT;
 	if (first ? f->seq != s->end
-		  : !(what & TCP_ACK) || fw_seq_after(r->maxend, f->ack) ||
+		  : !(what & KERB_TCP_ACK) || fw_seq_after(r->maxend, f->ack) ||
 			    fw_seq_after(f->ack, r->end))
 		return FW_FIT_NOT;
 	n->state = FW_RESET;
@@ -224,9 +225,9 @@ static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const
 						  const struct fw_peer *r, const struct fw_flow *f)
 {
 	if (fw_state(n) != FW_REPLIED || f->dir != n->from || s->flags & FW_PEER_ACKED ||
-	    f->tcp & TCP_RST)
+	    f->tcp & KERB_TCP_RST)
 		return 0;
-	return !(f->tcp & TCP_ACK) || fw_seq_after(r->maxend, f->ack);
+	return !(f->tcp & KERB_TCP_ACK) || fw_seq_after(r->maxend, f->ack);
 }
 
 /* A segment of a connection that is not established, or no longer: n is a copy of its entry. Stores
@@ -238,10 +239,10 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 
 	if (fw_state(n) == FW_NEW && !learnt)
 		return fw_tcp_open(n, s, r, f);
-	if ((f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN) /* sent again */
+	if ((f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN) /* sent again */
 		return fw_state(n) == FW_REPLIED && (first || f->end == s->end) ? FW_FIT_PASS
 										: FW_FIT_NOT;
-	if (f->tcp & TCP_SYN && fw_state(n) == FW_REPLIED && !(r->flags & FW_PEER_ACKED) &&
+	if (f->tcp & KERB_TCP_SYN && fw_state(n) == FW_REPLIED && !(r->flags & FW_PEER_ACKED) &&
 	    f->end != s->end)
 		return fw_tcp_accept(n, s, r, f);
 	if (!learnt && fw_tcp_skips_handshake(n, s, r, f))
@@ -249,7 +250,7 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 	fit = fw_tcp_fit(n, f);
 	if (fit != FW_FIT_YES)
 		return fit;
-	if (f->tcp & TCP_RST) {
+	if (f->tcp & KERB_TCP_RST) {
 		n->state = fw_state(n) == FW_CLOSED ? FW_CLOSED : FW_RESET;
 		return fit;
 	}

@@ -80,13 +80,13 @@ static __always_inline void flows_tcp(struct flows_value *v, struct flows_side *
 				      struct flows_side *other, __u32 side,
 				      const struct flows_segment *s)
 {
-	if (s->syn && !(s->flags & (TCP_ACK | TCP_RST)))
+	if (s->syn && !(s->flags & (KERB_TCP_ACK | KERB_TCP_RST)))
 		flows_syn(v, own, other, side, s->seq + s->space);
-	else if (s->syn && !(s->flags & TCP_RST))
+	else if (s->syn && !(s->flags & KERB_TCP_RST))
 		flows_syn_ack(v, own, other, side, s);
-	else if (!(s->flags & TCP_RST)) {
+	else if (!(s->flags & KERB_TCP_RST)) {
 		if (v->handshake == FLOWS_SYN_ACK && v->initiator == side &&
-		    s->flags & TCP_ACK && s->ack == other->next) {
+		    s->flags & KERB_TCP_ACK && s->ack == other->next) {
 			v->to_initiator = bpf_ktime_get_ns() - other->opened;
 			v->handshake = FLOWS_DONE;
 		}

@@ -21,7 +21,7 @@ static __always_inline void px_affinity_key(struct px_flow *key, const struct px
 /* Amid a connection whose session is not known. */
 static __always_inline int px_is_amid(const struct px_work *w)
 {
-	return w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN);
+	return w->flow.proto == IPPROTO_TCP && !(w->tcp & KERB_TCP_SYN);
 }
 
 /* Sets w->instance to that of the client's last session, if this was begun less than the time-out

@@ -28,7 +28,7 @@ static __always_inline int px_read_plain(const struct kerb_pkt *pkt, __u32 famil
 	if (!data)
 		return 0;
 	if (kerb_reread(pkt->proto) == IPPROTO_TCP) {
-		if (!tcp || tcp[off + 13] & (TCP_SYN | TCP_FIN | TCP_RST))
+		if (!tcp || tcp[off + 13] & (KERB_TCP_SYN | KERB_TCP_FIN | KERB_TCP_RST))
 			return 0;
 	} else if (kerb_reread(pkt->proto) != IPPROTO_UDP) {
 		return 0;

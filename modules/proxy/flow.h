@@ -177,8 +177,8 @@ static __always_inline int px_read_common(const struct kerb_pkt *pkt, __u32 hook
 /* Ports of an ICMP echo: see struct px_flow. */
 static __always_inline int px_read_echo(struct px_flow *f, const struct px_icmp *icmp, int v4)
 {
-	__u8 request = v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST,
-	     reply = v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY;
+	__u8 request = v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO,
+	     reply = v4 ? KERB_ICMP_ECHO_REPLY : KERB_ICMP6_ECHO_REPLY;
 
 	if (icmp->type == request) {
 		f->sport = icmp->id;
@@ -196,8 +196,9 @@ static __always_inline int px_read_echo(struct px_flow *f, const struct px_icmp 
 static __always_inline int px_is_error(__u8 type, int v4)
 {
 	if (v4)
-		return type == ICMP4_UNREACHABLE || type == ICMP4_TIME || type == ICMP4_PARAMETER;
-	return type >= ICMP6_UNREACHABLE && type <= ICMP6_PARAMETER;
+		return type == KERB_ICMP_UNREACHABLE || type == KERB_ICMP_TIME ||
+		       type == KERB_ICMP_PARAMETER;
+	return type >= KERB_ICMP6_UNREACHABLE && type <= KERB_ICMP6_PARAMETER;
 }
 
 /* Protocols whose ports are in the first four bytes. */
@@ -240,7 +241,7 @@ static __always_inline __u8 px_read_ports(const struct kerb_pkt *pkt, __u64 off,
 static __always_inline int px_is_echo_reply(const struct px_work *w)
 {
 	return w->kind == PX_ECHO &&
-	       w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+	       w->flow.dport != bpf_htons(w->v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO);
 }
 
 /* Swaps the ends of a flow. */

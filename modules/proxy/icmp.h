@@ -88,7 +88,7 @@ static __always_inline __u64 px_quoted_ports(struct kerb_pkt *pkt, const struct 
 
 	if (w->quoted == PX_ECHO) {
 		struct px_icmp *icmp = kerb_at(pkt, w->inner, sizeof(*icmp));
-		__be16 id = icmp && icmp->type == (w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST)
+		__be16 id = icmp && icmp->type == (w->v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO)
 				    ? w->pair.sport
 				    : w->pair.dport;
 

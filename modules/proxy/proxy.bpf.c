@@ -19,8 +19,7 @@
 #include "fast.h"
 #include "unknown.h"
 
-/* given to the control plane, which sends it again */
-#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST
+#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST /* given to the control plane, which sends it again */
 /* its interface has too many sessions without an answer */
 #define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1)
 /* its source is a virtual address, by which others would take its sender for another instance */
@@ -31,7 +30,8 @@ static __always_inline int px_session_is_settled(const struct px_session *s, int
 {
 	struct px_instance *in;
 
-	if (tcp & (TCP_SYN | TCP_FIN | TCP_RST) || s->tick != (__u32)(bpf_jiffies64() / PX_TICK))
+	if (tcp & (KERB_TCP_SYN | KERB_TCP_FIN | KERB_TCP_RST) ||
+	    s->tick != (__u32)(bpf_jiffies64() / PX_TICK))
 		return 0;
 	if (s->flags & PX_REVERSE)
 		return s->state & PX_ANSWERED;
@@ -115,7 +115,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 		return PX_NO_ADDR;
 	if (w->kind == PX_LATER)
 		return PX_NO_FIRST;
-	if (!answers && (px_is_echo_reply(w) || w->tcp & TCP_RST))
+	if (!answers && (px_is_echo_reply(w) || w->tcp & KERB_TCP_RST))
 		return PX_STRAY;
 	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
@@ -128,8 +128,9 @@ static __always_inline int px_session_begin(struct px_work *w)
 		return PX_NO_INSTANCE;
 	if (v->flags & PX_VIP_TARGETS)
 		px_target_port(w);
-	w->flags = (v->flags & PX_VIP_PORTS && !(answers && w->tcp & TCP_ACK) ? PX_JUDGED : 0) |
-		   (v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_name_for(w);
+	w->flags =
+		(v->flags & PX_VIP_PORTS && !(answers && w->tcp & KERB_TCP_ACK) ? PX_JUDGED : 0) |
+		(v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_name_for(w);
 	if (amid)
 		px_count(PX_COUNT_RECOVERED);
 	px_count(PX_COUNT_OPENED);
@@ -351,8 +352,8 @@ static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
  * tcp: its flags. */
 static __always_inline int px_may_begin(const struct px_flow *f, int tcp)
 {
-	return (tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN || bpf_map_lookup_elem(&vips, &f->dst) ||
-	       px_is_virtual(&f->dst);
+	return (tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN ||
+	       bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
 }
 
 /* The packets that are common: of settled sessions, and those that the proxy has nothing to do

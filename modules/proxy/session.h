@@ -139,7 +139,7 @@ static __always_inline void px_udp_changed(struct px_work *w)
  * more. */
 static __always_inline int px_is_new_connection(const struct px_work *w)
 {
-	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+	return (w->tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN;
 }
 
 /* Makes a session of the packet with w->instance, to port w->target there. It is left in
@@ -199,11 +199,11 @@ static __always_inline void px_instance_update(const struct px_work *w, const st
 
 	if (!stats || s->state & PX_ANSWERED)
 		return;
-	if (reverse && w->tcp & TCP_SYN)
+	if (reverse && w->tcp & KERB_TCP_SYN)
 		__sync_fetch_and_add(&stats->answers, 1);
 	else if (s->flags & PX_JUDGED &&
-		 (reverse ? w->tcp & TCP_RST
-			  : w->tcp & TCP_SYN && (__s64)(w->now - s->seen) > PX_RETRY_NS))
+		 (reverse ? w->tcp & KERB_TCP_RST
+			  : w->tcp & KERB_TCP_SYN && (__s64)(w->now - s->seen) > PX_RETRY_NS))
 		__sync_fetch_and_add(&stats->failures, 1);
 }
 
@@ -214,11 +214,11 @@ static __always_inline __u8 px_next_state(const struct px_work *w, const struct 
 
 	if (w->kind == PX_ERROR || w->kind == PX_LATER)
 		return state;
-	if (reverse && !(w->tcp & TCP_RST))
+	if (reverse && !(w->tcp & KERB_TCP_RST))
 		state |= PX_ANSWERED;
-	if (w->tcp & TCP_FIN)
+	if (w->tcp & KERB_TCP_FIN)
 		state |= reverse ? PX_SERVER_FIN : PX_CLIENT_FIN;
-	if (w->tcp & TCP_RST)
+	if (w->tcp & KERB_TCP_RST)
 		state |= PX_RESET;
 	return state;
 }
@@ -303,7 +303,7 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
 
 	if (!pair)
 		return 0;
-	if (w->made.flags & PX_REVERSE && w->tcp & TCP_SYN && pair->opened)
+	if (w->made.flags & PX_REVERSE && w->tcp & KERB_TCP_SYN && pair->opened)
 		px_time_answer(w, pair);
 	return pair->state;
 }
@@ -340,7 +340,7 @@ static __always_inline void px_session_update(struct px_work *w)
 			px_count_sessions(s->instance, -1);
 		state |= PX_CLOSED;
 	}
-	if (!(s->flags & PX_REVERSE) && w->tcp & TCP_SYN)
+	if (!(s->flags & PX_REVERSE) && w->tcp & KERB_TCP_SYN)
 		s->opened = 0; /* sent again: later replies are ambiguous (Karn's algorithm) */
 	s->seen = w->now;
 	s->state = state;
@@ -389,7 +389,7 @@ static __always_inline int px_reselect(struct px_work *w, const struct px_sessio
 
 	if (connected && !px_is_new_connection(w)) {
 		px_count(PX_COUNT_RESET);
-		return w->tcp & TCP_RST ? PX_STRAY : PX_RESET_IT;
+		return w->tcp & KERB_TCP_RST ? PX_STRAY : PX_RESET_IT;
 	}
 	if (!gone && !connected)
 		return px_session_move(w, s);

@@ -84,9 +84,9 @@ static __always_inline int kerb_is_icmp_error(const struct kerb_pkt *pkt)
 	if (!type)
 		return 1;
 	if (pkt->family == 6)
-		return *type < ICMP6_ECHO_REQUEST || *type == ICMP6_REDIRECT;
-	return *type != ICMP4_ECHO_REQUEST && *type != ICMP4_ECHO_REPLY &&
-	       *type != ICMP4_TIMESTAMP && *type != ICMP4_TIMESTAMP_REPLY;
+		return *type < KERB_ICMP6_ECHO || *type == KERB_ICMP6_REDIRECT;
+	return *type != KERB_ICMP_ECHO && *type != KERB_ICMP_ECHO_REPLY &&
+	       *type != KERB_ICMP_TIMESTAMP && *type != KERB_ICMP_TIMESTAMP_REPLY;
 }
 
 /* Whether an answer to the packet is allowed. */
@@ -292,7 +292,7 @@ static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pk
  * prohibited. */
 static __always_inline int kerb_icmp_unreachable(struct kerb_pkt *pkt, enum kerb_unreachable why)
 {
-	__u32 type = pkt->family == 4 ? ICMP4_UNREACHABLE : ICMP6_UNREACHABLE;
+	__u32 type = pkt->family == 4 ? KERB_ICMP_UNREACHABLE : KERB_ICMP6_UNREACHABLE;
 	__u32 codes = pkt->family == 4 ? 0x0d030100 : 0x01040300;
 
 	return kerb_icmp_error(pkt, type << 8 | (codes >> 8 * why & 0xff), 0);
@@ -301,8 +301,8 @@ static __always_inline int kerb_icmp_unreachable(struct kerb_pkt *pkt, enum kerb
 /* The packet, without link header, must not be larger than mtu: RFC 1191, RFC 8201. */
 static __always_inline int kerb_icmp_too_big(struct kerb_pkt *pkt, __u32 mtu)
 {
-	__u32 type_code = pkt->family == 4 ? ICMP4_UNREACHABLE << 8 | KERB_ICMP_FRAG_NEEDED
-					   : ICMP6_TOO_BIG << 8;
+	__u32 type_code = pkt->family == 4 ? KERB_ICMP_UNREACHABLE << 8 | KERB_ICMP_FRAG_NEEDED
+					   : KERB_ICMP6_TOO_BIG << 8;
 
 	return kerb_icmp_error(pkt, type_code, mtu);
 }
@@ -317,13 +317,13 @@ static __always_inline void kerb_make_reset(struct tcphdr *tcp, __u32 payload)
 
 	tcp->source = tcp->dest;
 	tcp->dest = source;
-	tcp->seq = was & TCP_ACK ? ack : 0;
-	tcp->ack_seq = was & TCP_ACK
+	tcp->seq = was & KERB_TCP_ACK ? ack : 0;
+	tcp->ack_seq = was & KERB_TCP_ACK
 			       ? 0
-			       : bpf_htonl(bpf_ntohl(seq) + payload + !!(was & TCP_SYN) +
-					   !!(was & TCP_FIN));
+			       : bpf_htonl(bpf_ntohl(seq) + payload + !!(was & KERB_TCP_SYN) +
+					   !!(was & KERB_TCP_FIN));
 	*(__u8 *)((void *)tcp + 12) = 5 << 4;
-	*flags = was & TCP_ACK ? TCP_RST : TCP_RST | TCP_ACK;
+	*flags = was & KERB_TCP_ACK ? KERB_TCP_RST : KERB_TCP_RST | KERB_TCP_ACK;
 	tcp->window = 0;
 	tcp->check = 0;
 	tcp->urg_ptr = 0;
@@ -375,7 +375,7 @@ static __attribute__((noinline, unused)) int kerb_tcp_reset(struct kerb_pkt *pkt
 	__u64 sum;
 
 	if (!tcp || !kerb_answerable(pkt) || pkt->flags & KERB_F_FRAG ||
-	    ((__u8 *)tcp)[13] & TCP_RST)
+	    ((__u8 *)tcp)[13] & KERB_TCP_RST)
 		return kerb_drop(pkt, KERB_DROP_STATE);
 	if (!kerb_may_answer())
 		return kerb_drop(pkt, KERB_DROP_RATE);

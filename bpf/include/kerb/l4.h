@@ -4,24 +4,24 @@
 #ifndef KERB_L4_H
 #define KERB_L4_H
 
-#define TCP_FIN 0x01
-#define TCP_SYN 0x02
-#define TCP_RST 0x04
-#define TCP_ACK 0x10
-#define TCP_URG 0x20
+#define KERB_TCP_FIN 0x01
+#define KERB_TCP_SYN 0x02
+#define KERB_TCP_RST 0x04
+#define KERB_TCP_ACK 0x10
+#define KERB_TCP_URG 0x20
 
-#define ICMP4_ECHO_REPLY      0
-#define ICMP4_UNREACHABLE     3
-#define ICMP4_ECHO_REQUEST    8
-#define ICMP4_TIME	      11
-#define ICMP4_PARAMETER	      12
-#define ICMP4_TIMESTAMP	      13
-#define ICMP4_TIMESTAMP_REPLY 14
-#define ICMP6_UNREACHABLE     1
-#define ICMP6_TOO_BIG	      2
-#define ICMP6_PARAMETER	      4
-#define ICMP6_ECHO_REQUEST    128 /* the first that is no error */
-#define ICMP6_ECHO_REPLY      129
-#define ICMP6_REDIRECT	      137
+#define KERB_ICMP_ECHO_REPLY	  0
+#define KERB_ICMP_UNREACHABLE	  3
+#define KERB_ICMP_ECHO		  8
+#define KERB_ICMP_TIME		  11
+#define KERB_ICMP_PARAMETER	  12
+#define KERB_ICMP_TIMESTAMP	  13
+#define KERB_ICMP_TIMESTAMP_REPLY 14
+#define KERB_ICMP6_UNREACHABLE	  1
+#define KERB_ICMP6_TOO_BIG	  2
+#define KERB_ICMP6_PARAMETER	  4
+#define KERB_ICMP6_ECHO		  128 /* the first that is no error */
+#define KERB_ICMP6_ECHO_REPLY	  129
+#define KERB_ICMP6_REDIRECT	  137
 
 #endif
