@@ -148,6 +148,10 @@ func (s *state) replaceModules(all []api.Module, more map[string]bool) {
 	for _, m := range slices.Concat(inTurn(stay), inTurn(others)) {
 		s.setModule(*m)
 	}
+	for namespace := range more { // some were deleted while they were listed
+		of := s.room.namespace(namespace)
+		of.changed = len(of.names) < maxKept
+	}
 }
 
 // keptWeights returns what each Module of a namespace takes whose spec is kept, by its UID. The caller holds mu.

@@ -116,6 +116,24 @@ func TestRoomOfModules(t *testing.T) {
 	}
 }
 
+// A Module that is deleted while Modules are listed leaves a place for one that was left out: they are listed again.
+func TestModuleDeletedWhileListed(t *testing.T) {
+	for deleted, again := range []bool{false, true} {
+		s := tenants()
+		h, all := s.moduleHandler(ofModules), []api.Module{}
+		share := h.Share()
+		for i := range maxKept + 1 {
+			if m := sized("shop", i, i, 0); share(&m) == "" {
+				all = append(all, m)
+			}
+		}
+		h.Replace(all[deleted:])
+		if !s.view().more["shop"] || s.modulesStarved() != again {
+			t.Errorf("%d deleted: listed again: %t", deleted, !again)
+		}
+	}
+}
+
 // All namespaces together do not fill the memory. Each has its first Modules, and none is left out for a later one,
 // unless it grows.
 func TestRoomOfAllModules(t *testing.T) {
