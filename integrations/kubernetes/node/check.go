@@ -21,9 +21,12 @@ type check struct {
 	Failure string // why the node cannot run it
 	Waits   string // why it is not known yet: no registry answers
 	at      time.Time
-	maxCost *int // of spec.rollout
-	dear    bool // it fails because it costs more than that
+	maxCost *int          // of spec.rollout
+	dear    time.Duration // if it fails because it costs more than that: when it is measured again
 }
+
+// maxDear is the longest time between measurements of a version that costs too much.
+const maxDear = time.Hour
 
 // of reports whether the check is of the new version of m, and of what it may cost.
 func (c check) of(m api.Module) bool {
@@ -35,7 +38,7 @@ func (c check) passed(m api.Module) bool { return c.of(m) && c.Failure+c.Waits =
 
 // unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
 // that has failed is checked again now and then: a package may have been pulled meanwhile. One that costs too much is
-// not: measured often enough, it would once seem to cost less.
+// measured again ever later: measured often enough, it would once seem to cost less.
 func (s *state) unchecked() (out []api.Module) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +50,7 @@ func (s *state) unchecked() (out []api.Module) {
 			continue
 		}
 		if c := s.checks[name]; !c.of(m) || c.Waits != "" ||
-			c.Failure != "" && !c.dear && !m.Holds() && s.clock.since(c.at) >= fullEvery {
+			c.Failure != "" && !m.Holds() && s.clock.since(c.at) >= max(fullEvery, c.dear) {
 			out = append(out, m)
 		}
 	}
@@ -81,6 +84,10 @@ func (s *syncer) check(ctx context.Context, v view) {
 		}
 		s.state.update(ofClusterModules, func() bool {
 			before := s.state.checks[m.Metadata.Name]
+			if c.dear > 0 && before.dear > 0 && before.of(m) {
+				c.dear = min(2*before.dear, maxDear)
+				c.Failure = before.Failure // another measurement has other figures: no reason to report it again
+			}
 			s.state.checks[m.Metadata.Name] = c
 			return !before.of(m) || before.Failure != c.Failure || before.Waits != c.Waits
 		})
@@ -106,7 +113,7 @@ func (s *syncer) try(ctx context.Context, m api.Module, module v1.Module, c *che
 			return nil
 		}
 	}
-	c.dear, c.Failure = true, text+"; this node has not begun with it: write another version, or raise maxCost"
+	c.dear, c.Failure = fullEvery, text+"; this node has not begun with it: write another version, or raise maxCost"
 	return nil
 }
 

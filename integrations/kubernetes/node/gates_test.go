@@ -98,7 +98,8 @@ func TestGuardOfReadiness(t *testing.T) {
 }
 
 // In a check, too, a version may cost as much more as the rollout allows: then no node begins with one that costs more.
-// It is measured twice before it fails, and again only with another limit; without a limit it is not measured.
+// It is measured twice before it fails, and again after a time that doubles, or with another limit; without a limit it
+// is not measured.
 func TestCheckOfCost(t *testing.T) {
 	costs := func(least ...float64) *v1.Cost { return measured(least...).Status.Cost }
 	for _, c := range []struct {
@@ -159,12 +160,32 @@ func TestCheckOfCost(t *testing.T) {
 		if c.want == "" {
 			continue
 		}
-		again, rules := s.state.checks["web"], s.state.view().rules
-		again.at = time.Now().Add(-2 * fullEvery)
+		rules := s.state.view().rules
+		for n, pause := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+			for _, ago := range []time.Duration{pause*time.Minute - 30*time.Second, pause * time.Minute} {
+				before := measurements
+				again := s.state.checks["web"]
+				again.at = time.Now().Add(-ago)
+				s.state.checks["web"] = again
+				s.check(t.Context(), s.state.view())
+				if due := ago == pause*time.Minute; s.state.view().rules != rules || (measurements == before+2) != due {
+					t.Errorf("%s: %d: after %v it is measured %d times", c.name, n, ago, measurements-before)
+				}
+			}
+		}
+		again := s.state.checks["web"]
+		again.at = time.Now().Add(-2 * maxDear)
 		s.state.checks["web"] = again
-		s.check(t.Context(), s.state.view())
-		if s.state.view().rules != rules || measurements != len(c.after) {
-			t.Errorf("%s: it is measured %d times", c.name, measurements)
+		halted := m
+		halted.Status = &api.ModuleStatus{Rollout: &api.RolloutStatus{Version: m.Version(), Halted: &api.Halt{Reason: "x"}}}
+		before := measurements
+		s.state.moduleHandler(ofClusterModules).Replace([]api.Module{halted})
+		if s.check(t.Context(), s.state.view()); measurements != before {
+			t.Errorf("%s: it is measured though the rollout has halted", c.name)
+		}
+		round()
+		if measurements != before+2 {
+			t.Errorf("%s: after resume it is measured %d times", c.name, measurements-before)
 		}
 		r := *m.Spec.Rollout
 		r.MaxCost = new(60)
