@@ -88,7 +88,21 @@ type Module struct {
 	Omitted int `json:"omitted,omitempty"`
 }
 
-// UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes.
+// Stored is a Module as this program has stored it, with the fields that only this program sets.
+type Stored struct{ Module }
+
+// UnmarshalJSON decodes what was stored.
+func (s *Stored) UnmarshalJSON(text []byte) error {
+	type fields Module
+	err := json.Unmarshal(text, (*fields)(&s.Module))
+	if s.Metadata.Namespace != "" {
+		s.pack()
+	}
+	return err
+}
+
+// UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes. An object of the
+// API server does not say what this program does with it.
 func (m *Module) UnmarshalJSON(text []byte) error {
 	if len(text) > MaxSize {
 		var o Object
@@ -101,6 +115,7 @@ func (m *Module) UnmarshalJSON(text []byte) error {
 	type fields Module
 	err := json.Unmarshal(text, (*fields)(m))
 	m.Metadata.Labels, m.Metadata.Annotations = nil, nil
+	m.Undecodable, m.TooLarge, m.Omitted = "", false, 0
 	if m.Metadata.Namespace != "" {
 		m.pack()
 	}

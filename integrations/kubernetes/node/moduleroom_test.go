@@ -4,6 +4,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -194,6 +195,29 @@ func TestRoomOfAllModules(t *testing.T) {
 	}
 	if !s.modulesStarved() {
 		t.Error("there is room, and they are not to be listed again")
+	}
+}
+
+// Only the node itself says that a Module is not kept, or cannot be decoded, and knows it after a restart.
+func TestFieldsOfTheNode(t *testing.T) {
+	var m api.Module
+	text := `{"metadata": {"namespace": "shop", "name": "fw"}, "omitted": 1, "tooLarge": true, "undecodable": "x"}`
+	if err := json.Unmarshal([]byte(text), &m); err != nil || m.Omitted != 0 || m.TooLarge || m.Undecodable != "" {
+		t.Errorf("the object says %+v, %v", m, err)
+	}
+	s, dir := tenants(), t.TempDir()
+	large, omitted, unread := moduleOf("shop", "large"), moduleOf("shop", "omitted"), moduleOf("shop", "unread")
+	large.TooLarge, omitted.Omitted, unread.Undecodable = true, 7, "no"
+	for _, m := range []api.Module{large, omitted, unread} {
+		s.moduleHandler(ofModules).Set(m)
+	}
+	next := newState("n1")
+	if err := errors.Join(s.save(dir), next.restore(dir)); err != nil {
+		t.Fatal(err)
+	}
+	is := next.modules
+	if !is[nodeName(large)].TooLarge || is[nodeName(omitted)].Omitted != 7 || is[nodeName(unread)].Undecodable != "no" {
+		t.Errorf("after a restart: %+v", is)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 // snapshot is the state on disk, with which a node starts whose API server is away.
 type snapshot struct {
-	Modules    []api.Module                 `json:"modules"`
+	Modules    []api.Stored                 `json:"modules"`
 	More       map[string]bool              `json:"more,omitempty"` // namespaces with Modules beyond those that are kept
 	Namespaces map[string]map[string]string `json:"namespaces"`
 	Pods       []api.ObjectMeta             `json:"pods,omitempty"` // written by writeSnapshot
@@ -48,7 +48,7 @@ func (s *state) snapshot() (head []byte, pods map[string]pod, err error) {
 	}
 	out := snapshot{Namespaces: map[string]map[string]string{}, More: s.withMore(), Images: s.images, Trust: s.trust}
 	for _, m := range s.modules {
-		out.Modules = append(out.Modules, m)
+		out.Modules = append(out.Modules, api.Stored{Module: m})
 	}
 	for name, l := range s.namespaces {
 		out.Namespaces[name] = l.set()
@@ -99,7 +99,7 @@ func (s *state) restore(dir string) error {
 	}
 	s.update(ofAll, func() bool {
 		for _, m := range in.Modules {
-			s.setModule(m)
+			s.setModule(m.Module)
 		}
 		for namespace := range in.More {
 			s.room.namespace(namespace).more = true
