@@ -25,7 +25,16 @@ const (
 	maxKept        = 2 * api.MaxModules // in a namespace; of later ones it is only known that there are some
 	maxOfNamespace = 1 << 20            // bytes
 	maxOfModules   = 16 << 20           // bytes, in all namespaces
+	// Bytes of each namespace that are kept also where others have taken maxOfModules, until these take as much again.
+	firstOfNamespace = maxOfNamespace / 16
 )
+
+// fits reports whether there is room for a Module of a weight, with what its namespace and all take.
+func fits(weight, ofNamespace, total int) bool {
+	ofNamespace, total = ofNamespace+weight, total+weight
+	return ofNamespace <= maxOfNamespace &&
+		(total <= maxOfModules || ofNamespace <= firstOfNamespace && total <= 2*maxOfModules)
+}
 
 // Estimates of memory in bytes.
 const (
@@ -91,7 +100,7 @@ func (s *state) keepModule(m api.Module) bool {
 		delete(s.images, last)
 	}
 	weight := weigh(&m)
-	if m.Omitted == 0 && (of.bytes+weight > maxOfNamespace || s.room.total+weight > maxOfModules) {
+	if m.Omitted == 0 && !fits(weight, of.bytes, s.room.total) {
 		m.Omit(weight)
 		weight = weigh(&m)
 	}
@@ -165,10 +174,6 @@ func (s *state) keptWeights() map[string]int {
 	return out
 }
 
-// lateModules is what maxOfNamespace is divided by for a namespace whose Modules come when a list has reached
-// maxOfModules.
-const lateModules = 16
-
 // boundedList is for Handler.Share: Modules of a list are in memory together before any of them finds that there is no
 // room. It keeps those that a namespace has had first, and notes in more which namespaces have others. A Module that
 // was kept before and has not grown stays; others share the limits as Services do.
@@ -202,9 +207,7 @@ func (s *state) boundedList(more map[string]bool) func(*api.Module) (drop string
 			remove(slices.IndexFunc(of, func(l listed) bool { return l.UID == last.UID }))
 		}
 		is := listed{api.ObjectMeta{Name: m.Metadata.Name, UID: m.Metadata.UID, Created: m.Metadata.Created}, weigh(m)}
-		late := total+is.weight > maxOfModules
-		if own := bytes[namespace] + is.weight; is.weight > known[m.Metadata.UID] && (own > maxOfNamespace ||
-			late && (own > maxOfNamespace/lateModules || total+is.weight > 2*maxOfModules)) {
+		if is.weight > known[m.Metadata.UID] && !fits(is.weight, bytes[namespace], total) {
 			m.Omit(is.weight)
 			is.weight = weigh(m)
 		}
@@ -225,8 +228,7 @@ func (s *state) modulesStarved() bool {
 		}
 		for _, name := range of.names {
 			// The rest that a full list leaves is no reason: the next would, too.
-			if n := s.modules[name].Omitted; n > 0 && of.bytes+n <= maxOfNamespace &&
-				s.room.total+n+maxOfNamespace <= maxOfModules {
+			if n := s.modules[name].Omitted; n > 0 && fits(n, of.bytes, s.room.total+maxOfNamespace) {
 				return true
 			}
 		}
@@ -299,4 +301,5 @@ func (s *state) modulesKept() *api.Condition {
 			fmt.Sprintf("%.0f minutes", relistEvery.Minutes()))}
 }
 
-var roomOfModules = fmt.Sprintf("%d MiB in a namespace, %d MiB in all", maxOfNamespace>>20, maxOfModules>>20)
+var roomOfModules = fmt.Sprintf("%d MiB in a namespace, %d MiB in all, and then the first %d KiB of each namespace",
+	maxOfNamespace>>20, maxOfModules>>20, firstOfNamespace>>10)

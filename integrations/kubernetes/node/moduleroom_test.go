@@ -169,7 +169,7 @@ func TestRoomOfAllModules(t *testing.T) {
 		t.Errorf("%d of %d Modules are kept, %d bytes", len(before), len(s.modules), s.room.total)
 	}
 	if text := message(s.modulesKept()); !strings.Contains(text, "Modules without room (1 MiB in a namespace, 16 MiB in "+
-		"all): t") {
+		"all, and then the first 64 KiB of each namespace): t") {
 		t.Error(text)
 	}
 	more := append(fill("a"), all...)
@@ -179,8 +179,12 @@ func TestRoomOfAllModules(t *testing.T) {
 			t.Fatalf("%s is left out for later ones", s.modules[name].Metadata.Name)
 		}
 	}
-	if s.room.total > maxOfModules+maxOfModules/16 || s.modulesStarved() {
+	if s.room.total > 2*maxOfModules || s.modulesStarved() {
 		t.Errorf("%d bytes are kept, or they are to be listed again", s.room.total)
+	}
+	small := sized("small", 0, 9999, 3<<10)
+	if s.moduleHandler(ofModules).Set(small); s.modules[nodeName(small)].Omitted != 0 {
+		t.Error("a namespace has no room for its first Module, as others have taken all")
 	}
 	last := s.modules[before[0]]
 	grown := sized(last.Metadata.Namespace, 0, 0, 63<<10)
