@@ -100,7 +100,8 @@ func TestKillDuringApply(t *testing.T) {
 			t.Errorf("round %d: the message is %q", round, r.stderr)
 		}
 		switched := changed(running, n.running(like))
-		if last := count(steps, "replace"); switched > last || switched < last-1 {
+		// Points are switched several at once: of those whose step has begun, all may be under way.
+		if switched > count(steps, "replace") {
 			t.Errorf("round %d: %d attach points are switched after the steps %q", round, switched, steps)
 		}
 		if switched > 0 && switched < instances["stamp"] {
