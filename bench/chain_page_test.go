@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
 
 // The tables of docs/benchmarks.md about chains, with the list of goals that are missed, are those of the kept report.
@@ -15,7 +17,7 @@ func TestChainTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := chainCells{report}
-	checkTables(t, page, map[string]string{"chain ratios": c.ratios(), "chain times": c.times(),
+	pages.Check(t, page, map[string]string{"chain ratios": c.ratios(), "chain times": c.times(),
 		"chain misses":       c.misses(),
 		"chain instructions": c.instructions(), "chain flows": c.flows(), "chain loading": c.loading()})
 }

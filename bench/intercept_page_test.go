@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
 
 // The tables of docs/benchmarks.md and docs/realtime.md about intercept are those of the kept report.
@@ -15,8 +17,8 @@ func TestInterceptTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := interceptCells{report}
-	checkTables(t, page, map[string]string{"intercept delays": c.delays(), "intercept pairs": c.pairs()})
-	checkTables(t, "../docs/realtime.md", map[string]string{"intercept plain": c.plain()})
+	pages.Check(t, page, map[string]string{"intercept delays": c.delays(), "intercept pairs": c.pairs()})
+	pages.Check(t, "../docs/realtime.md", map[string]string{"intercept plain": c.plain()})
 }
 
 type interceptCells struct{ *Report }

@@ -4,15 +4,14 @@ package paper
 
 import (
 	"bytes"
-	"flag"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write docs/reproduction.md and its figures from the kept reports")
+	"github.com/kerb-edge/kerb/bench/internal/pages"
+)
 
 const (
 	page    = "../../docs/reproduction.md"
@@ -22,12 +21,7 @@ const (
 
 // docs/reproduction.md has what the kept report of each work says, and docs/figures/paper the plots.
 func TestPage(t *testing.T) {
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	drawn := t.TempDir()
-	want := string(text)
+	drawn, sections := t.TempDir(), map[string]string{}
 	for _, w := range works {
 		r, err := readReport(strings.ReplaceAll(kept, "%s", w.Name), w)
 		if err != nil {
@@ -43,32 +37,18 @@ func TestPage(t *testing.T) {
 		if err := r.draw(w, drawn); err != nil {
 			t.Fatal(err)
 		}
-		want = replaceSection(t, want, w.Name, section.String())
+		sections[w.Name] = section.String()
 	}
 	at := filepath.Join(filepath.Dir(page), filepath.FromSlash(figures))
-	if *update {
-		writePage(t, want, drawn, at)
-	} else if want != string(text) {
-		t.Error("docs/reproduction.md is not what the kept reports say: go test ./bench/paper -run TestPage -update")
+	if *pages.Update {
+		replaceFigures(t, drawn, at)
 	}
 	compareFigures(t, drawn, at)
+	pages.Check(t, page, sections)
 }
 
-func replaceSection(t *testing.T, text, name, section string) string {
+func replaceFigures(t *testing.T, drawn, at string) {
 	t.Helper()
-	before, rest, found := strings.Cut(text, "<!-- begin "+name+" -->\n")
-	_, after, ended := strings.Cut(rest, "<!-- end "+name+" -->")
-	if !found || !ended {
-		t.Fatalf("%s has no section for %s", page, name)
-	}
-	return before + "<!-- begin " + name + " -->\n" + section + "<!-- end " + name + " -->" + after
-}
-
-func writePage(t *testing.T, text, drawn, at string) {
-	t.Helper()
-	if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
 	if err := os.RemoveAll(at); err != nil {
 		t.Fatal(err)
 	}

@@ -4,27 +4,18 @@ package responder
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
-
-var update = flag.Bool("update", false, "write the tables of docs/benchmarks.md about open questions from kept reports")
-
-const page = "../../docs/benchmarks.md"
 
 // The tables of docs/benchmarks.md about open questions are those of the kept reports.
 func TestOpenQuestions(t *testing.T) {
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := string(text)
+	parts := map[string]string{}
 	for name, write := range map[string]func(kept) string{"work": kept.work,
 		"precision": kept.precision,
 		"setpoint":  kept.setPoints,
@@ -32,33 +23,19 @@ func TestOpenQuestions(t *testing.T) {
 		"ipv6":      kept.ipv6,
 		"energy":    kept.energy} {
 		var r bench.Report
-		section := ""
+		part := ""
 		err := bench.ReadJSON("../../docs/figures/responder-"+name+".json.gz", &r)
 		if errors.Is(err, fs.ErrNotExist) && name == "energy" {
-			section, err = "Not measured: no machine at hand has counters of energy.\n", nil
+			part, err = "Not measured: no machine at hand has counters of energy.\n", nil
 		} else if err == nil {
-			section = kept{&r}.where() + write(kept{&r})
+			part = kept{&r}.where() + write(kept{&r})
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		begin, end := "<!-- begin responder "+name+" -->\n", "<!-- end responder "+name+" -->"
-		before, rest, begins := strings.Cut(want, begin)
-		_, after, ends := strings.Cut(rest, end)
-		if !begins || !ends {
-			t.Fatalf("%s has no place for responder %s", page, name)
-		}
-		want = before + begin + section + end + after
+		parts["responder "+name] = part
 	}
-	if want == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s is not what the kept reports say: go test ./bench/responder -run TestOpenQuestions -update", page)
-	}
-	if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	pages.Check(t, "../../docs/benchmarks.md", parts)
 }
 
 // kept is a report with what its tables need.
