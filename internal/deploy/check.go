@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -147,7 +146,7 @@ func (d *Module) canonical() (json.RawMessage, error) {
 	if config, err = d.Pkg.WithDefaults(config); err != nil {
 		return nil, d.configError(err)
 	}
-	text, err := schema.Encode(config)
+	text, err := json.Marshal(config)
 	if err != nil {
 		return nil, d.Invalid("spec.config", err)
 	}
