@@ -2,7 +2,7 @@
 //go:build ignore
 /* The fixed parts of every chain. The agent links them with the modules: a generated entry calls
  * kerb_head, then each module, and kerb_verdict only when a module says something other than NEXT
- * (internal/dataplane/link.go). All of them become static functions, which the verifier checks in
+ * (internal/dataplane/entry.go). All of them become static functions, which the verifier checks in
  * the caller's context: that is why packet pointers in the context stay usable from one module to
  * the next. Functions that take numbers only, as the stages of the parser do, stay global. Compiled
  * once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The words that the dispatcher, the modules and the agent share: verdicts, parse outcomes, drop
+/* The words that the chain, the modules and the agent share: verdicts, parse outcomes, drop
  * reasons, and the packet context. The Go mirror is internal/kerbabi; a test compares both by
  * BTF. */
 #ifndef KERB_TYPES_H
@@ -16,7 +16,7 @@ enum kerb_verdict {
 	KERB_REDIRECT = 3, /* hand it to the interface set by kerb_redirect() */
 };
 
-/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h documents
+/* How parsing ended. The head of the chain counts everything but KERB_PARSE_OK. parse.h documents
  * what the context holds then. */
 enum kerb_parse {
 	/* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
@@ -82,7 +82,7 @@ enum kerb_drop_reason {
 #endif
 
 /* The packet context: filled once at the head of the chain, handed to each module, kept on the
- * dispatcher's stack. Access it by its fields: a copy of the whole struct, and a variable of this
+ * stack of its entry. Access it by its fields: a copy of the whole struct, and a variable of this
  * type, have the layout that the module was compiled with. ctx is always the first member. Offsets
  * are bytes from the start of the frame (data). 64-bit members come first and each has its own
  * 8-byte slot: that is what lets the verifier of old kernels keep track of pointers and bounds. */
