@@ -69,6 +69,8 @@ var unsuitable = []struct{ name, why string }{
 		"kernel has no guard of it: allow it if its configuration has none"},
 	{"python*", "a script may use MSG_WAITALL, FIONREAD or os.splice, which redirected sockets do not support: allow " +
 		"the interpreter if none does on TCP connections"},
+	{"ztunnel", "it takes a recv that fills its buffer in part for the last one, but behind redirected data more may " +
+		"have arrived by TCP"},
 	{"redis-cli", "it blocks in recv(2), where a signal causes EAGAIN: allow it if it gets none"},
 }
 

@@ -71,6 +71,7 @@ func TestVerdicts(t *testing.T) {
 		{``, "/usr/sbin/haproxy", false, unsafe, "no guard"},
 		{``, "/usr/local/bin/envoy", false, safe, ""},
 		{``, "/opt/envoy", false, unsafe, "programs.allow"},
+		{``, "/usr/local/bin/ztunnel", false, unsafe, "fills its buffer in part"},
 		{`{"programs": {"allow": ["nginx"]}}`, "/opt/nginx", true, allowed, ""},
 		{`{"programs": {"allow": ["nginx"]}}`, "…/bin/nginx", true, allowed, ""},
 		{`{"programs": {"allow": ["/opt/nginx"]}}`, "/opt/nginx", true, allowed, ""},
