@@ -13,6 +13,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pcapng"
 	"github.com/kerb-edge/kerb/internal/version"
 )
@@ -91,26 +92,24 @@ func packetID(id string) uint64 {
 	return c<<48 | n
 }
 
-// What programs return to the kernel (linux/pkt_cls.h, linux/bpf.h) for the verdicts of modules.
-var (
-	// TC_ACT_UNSPEC, _SHOT, _REDIRECT, _REDIRECT
-	tcActions = map[string]uint64{"next": 1<<64 - 1, "drop": 2, "reply": 7, "redirect": 7}
-	// XDP_PASS, _DROP, _TX, _REDIRECT
-	xdpActions = map[string]uint64{"next": 2, "drop": 1, "reply": 3, "redirect": 4}
-)
-
-// verdictOf is the chain's: that of the last module that did not leave it to the next.
+// verdictOf is the chain's: that of the last module that did not leave it to the next. The value is 0 if that returned
+// no verdict.
 func verdictOf(p v1alpha1.TracedPacket) pcapng.Verdict {
-	last := "next"
+	last := kerbabi.Next.String()
 	for _, s := range p.Steps {
-		if s.Verdict != "next" {
+		if s.Verdict != kerbabi.Next.String() {
 			last = s.Verdict
 		}
 	}
+	v, ok := kerbabi.VerdictNamed(last)
+	out := pcapng.Verdict{Hook: pcapng.TC, Value: v.TC()}
 	if p.Hook == string(chain.OnXDP) {
-		return pcapng.Verdict{Hook: pcapng.XDP, Value: xdpActions[last]}
+		out = pcapng.Verdict{Hook: pcapng.XDP, Value: v.XDP()}
 	}
-	return pcapng.Verdict{Hook: pcapng.TC, Value: tcActions[last]}
+	if !ok {
+		out.Value = 0
+	}
+	return out
 }
 
 // Steps is what the modules did to the packet.

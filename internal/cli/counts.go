@@ -5,6 +5,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -40,7 +41,11 @@ func printCounts(w io.Writer, counts []v1alpha1.ModuleCount) {
 }
 
 func countTable(w io.Writer, counts []v1alpha1.ModuleCount) {
-	line(w, "MODULE", "HOOK", "DIRECTION", "PACKETS", "BYTES", "NEXT", "DROP", "REPLY", "REDIRECT", "P50", "P99")
+	header := []any{"MODULE", "HOOK", "DIRECTION", "PACKETS", "BYTES"}
+	for _, verdict := range kerbabi.Verdicts {
+		header = append(header, strings.ToUpper(verdict))
+	}
+	line(w, append(header, "P50", "P99")...)
 	for _, c := range counts {
 		cells := []any{c.Module, c.Hook, c.Direction, c.Packets, pkgs.FormatBytes(int64(c.Bytes))}
 		for _, verdict := range kerbabi.Verdicts {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -150,8 +151,8 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 		for _, p := range out.Packets {
 			describeTraced(w, p, false)
 		}
-		end := map[string]string{"pass": "passes", "drop": "is dropped", "reply": "is answered",
-			"redirect": "is redirected"}[out.Verdict]
+		verdict, _ := kerbabi.VerdictNamed(out.Verdict) // or pass
+		end := verdict.Past()
 		if out.Module != "" {
 			end += " by " + out.Module
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -134,21 +135,22 @@ var topTables = []*topTable{
 		figure("INGRESS B/S", "kerb_service_bytes_per_second", "ingress", ""),
 		figure("DROPPED", "kerb_service_dropped_packets_per_second", "", ""),
 	}},
-	{name: "modules", busiest: 1, columns: []topColumn{
-		{id: "module", title: "MODULE", json: "module", of: ofModule},
-		figure("PACKETS/S", "kerb_module_packets_per_second", "", ""),
-		figure("BYTES/S", "kerb_module_bytes_per_second", "", ""),
-		figure("NEXT/S", "kerb_module_packets_per_second", "", "next"),
-		figure("DROP/S", "kerb_module_packets_per_second", "", "drop"),
-		figure("REPLY/S", "kerb_module_packets_per_second", "", "reply"),
-		figure("REDIRECT/S", "kerb_module_packets_per_second", "", "redirect"),
-		figure("MEMORY", "kerb_module_memory_bytes", "", ""),
-	}},
+	{name: "modules", busiest: 1, columns: moduleColumns()},
 	{name: "drops", busiest: 2, columns: []topColumn{
 		{id: "module", title: "MODULE", json: "module", of: ofModule},
 		{id: "reason", title: "REASON", json: "reason", of: ofReason},
 		figure("DROPPED/S", "kerb_dropped_packets_per_second", "", ""),
 	}},
+}
+
+func moduleColumns() []topColumn {
+	out := []topColumn{{id: "module", title: "MODULE", json: "module", of: ofModule},
+		figure("PACKETS/S", "kerb_module_packets_per_second", "", ""),
+		figure("BYTES/S", "kerb_module_bytes_per_second", "", "")}
+	for _, verdict := range kerbabi.Verdicts {
+		out = append(out, figure(strings.ToUpper(verdict)+"/S", "kerb_module_packets_per_second", "", verdict))
+	}
+	return append(out, figure("MEMORY", "kerb_module_memory_bytes", "", ""))
 }
 
 func (t *topTable) column(id string) int {

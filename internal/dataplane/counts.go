@@ -37,7 +37,7 @@ func (c Count) less(o Count) Count {
 }
 
 // Verdicts are the packets that a module has seen, by kerbabi.Verdict, and their length at the head of the chain.
-type Verdicts [4]Count
+type Verdicts [kerbabi.VerdictCount]Count
 
 // Sum is all that the module has seen.
 func (v Verdicts) Sum() (n Count) {

@@ -189,7 +189,7 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	)
 	if open {
 		bad := fmt.Sprintf("bad%d", i)
-		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.Redirect), bad)}, code...)
+		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.VerdictCount-1), bad)}, code...)
 		code = append(append(code, asm.LoadMapValue(asm.R2, drops, 0).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex),
 			asm.Mov.Imm(asm.R4, l.callFlags(i))), l.pkt(asm.R1)...)
 		code = append(code, asm.Call.Label("kerb_bad_verdict"), asm.Ja.Label(next))

@@ -7,28 +7,6 @@ package kerbabi
 
 import "strconv"
 
-// Verdict is what a module decides of a packet (enum kerb_verdict).
-type Verdict uint32
-
-// The verdicts.
-const (
-	Next Verdict = iota
-	Drop
-	Reply
-	Redirect
-)
-
-// Verdicts are the names of the verdicts, by number.
-var Verdicts = []string{"next", "drop", "reply", "redirect"}
-
-// String returns the name, or invalid: what Kerb makes of all other numbers.
-func (v Verdict) String() string {
-	if int(v) < len(Verdicts) {
-		return Verdicts[v]
-	}
-	return "invalid"
-}
-
 // ParseOutcome is how parsing a packet ended (enum kerb_parse).
 type ParseOutcome uint8
 

@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bpf/bpftest"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
@@ -61,6 +62,35 @@ func TestNamesMatchTheHeaders(t *testing.T) {
 		if diff := cmp.Diff(c.want, enumerators(t, spec, c.enum, c.prefix)); diff != "" {
 			t.Errorf("%s: Go - C +\n%s", c.enum, diff)
 		}
+	}
+}
+
+// The API has the names of the verdicts in tags, which no table can fill.
+func TestVerdictsOfTheAPI(t *testing.T) {
+	names := strings.Join(kerbabi.Verdicts, ",")
+	for of, want := range map[reflect.Type]string{
+		reflect.TypeFor[v1alpha1.VerdictCount]():    names,
+		reflect.TypeFor[v1alpha1.TraceRequest]():    names + ",",
+		reflect.TypeFor[v1alpha1.ExplainedPacket](): strings.Replace(names, kerbabi.Next.String(), "pass", 1),
+	} {
+		field, _ := of.FieldByName("Verdict")
+		if got := field.Tag.Get("enum"); got != want {
+			t.Errorf("%s: %q, want %q", of, got, want)
+		}
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	for v := range kerbabi.VerdictCount {
+		if got, ok := kerbabi.VerdictNamed(v.String()); !ok || got != v || !v.Valid() || v.Past() == "" {
+			t.Errorf("%d: %s, %q", v, v, v.Past())
+		}
+	}
+	if v := kerbabi.VerdictCount; v.Valid() || v.Ends() || v.String() != "invalid" {
+		t.Error("there is a verdict without a number")
+	}
+	if _, ok := kerbabi.VerdictNamed("invalid"); ok {
+		t.Error("invalid is a verdict")
 	}
 }
 

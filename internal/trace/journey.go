@@ -65,7 +65,8 @@ func (r *Reader) kernelDropped(e dataplane.TraceEvent) error {
 
 // ends reports whether a packet with this verdict meets no other chain.
 func ends(verdict string) bool {
-	return verdict == kerbabi.Drop.String() || verdict == kerbabi.Reply.String()
+	v, ok := kerbabi.VerdictNamed(verdict)
+	return ok && v.Ends()
 }
 
 // arrive shows the packets that have been at their last chain, in the order in which they came to the first one. The

@@ -31,7 +31,7 @@ func (s *Slow) Of(kept dataplane.SlowPacket) (out v1.TracedPacket, ok bool) {
 	p := s.Reader.packet(head)
 	for _, e := range kept.Events[1:] {
 		e.Key = 0
-		p.decided = s.Reader.step(p, e) || kerbabi.Verdict(e.Verdict) > kerbabi.Redirect
+		p.decided = s.Reader.step(p, e) || !kerbabi.Verdict(e.Verdict).Valid()
 	}
 	if len(kept.Chain.Members) > 0 && !p.decided {
 		return out, false // a CPU was writing another packet over it

@@ -206,8 +206,7 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 		s.Interface, s.Service = r.target(e.ToIfindex)
 	}
 	p.Steps = append(p.Steps, s)
-	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply ||
-		verdict == kerbabi.Redirect && !e.Deferred()
+	return int(e.Position) == len(members)-1 || verdict.Ends() || verdict == kerbabi.Redirect && !e.Deferred()
 }
 
 // note adds a note of the module, and the name that the module has for its value.
