@@ -160,9 +160,15 @@ NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./internal/images .
 	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd ./test/ui
 
 # Four packages at a time, as some wait for seconds and compute nothing.
-unit: bpf ## Test: the tests that need no root, in a minute
-	KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 4 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
-		$$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
+UNIT := KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 4 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged)
+
+ifdef PKG
+unit: bpf
+	$(UNIT) $(if $(RUN),-count=1 -run '$(RUN)') $(PKG)
+else
+unit: bpf ## Test: the tests that need no root, in a minute; or PKG=./internal/plan RUN=TestName
+	$(UNIT) $$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
+endif
 
 ifdef PKG
 test: demo-setup bpf
