@@ -17,7 +17,7 @@ func TestChecksums(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(text), "which a user\nchecks with\n\n```text\n")
+	_, rest, _ := strings.Cut(string(text), "Users verify them with\n\n```text\n")
 	commands, _, _ := strings.Cut(rest, "```")
 	if !strings.Contains(commands, "openssl dgst") {
 		t.Fatalf("operating.md has no commands that verify SHA256SUMS.sig: %q", commands)

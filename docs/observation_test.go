@@ -9,13 +9,13 @@ import (
 	"testing"
 )
 
-// Each row of the table of what can be seen names tests, and those exist.
-func TestWhatCanBeSeenIsTested(t *testing.T) {
+// Each row of the table "What can be observed" names tests, and those exist.
+func TestWhatCanBeObservedIsTested(t *testing.T) {
 	text, err := os.ReadFile("operating.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, _ := strings.Cut(string(text), "\n## What can be seen\n")
+	_, section, _ := strings.Cut(string(text), "\n## What can be observed\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	named := regexp.MustCompile("\\[`(Test\\w+)`\\]\\((\\S+_test\\.go)\\)")
 	rows := 0
