@@ -72,12 +72,17 @@ func TestAuthoringWorks(t *testing.T) {
 
 // TestAuthoringPrograms builds the complete programs of authoring.md, those with a licence, and loads them.
 func TestAuthoringPrograms(t *testing.T) {
-	programs := 0
+	template, err := os.ReadFile("../internal/pkgs/templates/module.bpf.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, shown := 0, false
 	for _, b := range blocks(t, "authoring.md") {
 		if b.language != "c" || !strings.Contains(b.text, "KERB_LICENSE") {
 			continue
 		}
 		programs++
+		shown = shown || strings.HasSuffix(string(template), b.text)
 		dir := t.TempDir()
 		for name, text := range map[string]string{"program.bpf.c": b.text, "kerb.yaml": "name: program\n" +
 			"version: 1.0.0\nlicense: GPL\ncontract: 1\nhooks: [tc, xdp]\nreplies: true\n"} {
@@ -89,8 +94,28 @@ func TestAuthoringPrograms(t *testing.T) {
 			sdktest.Load(t, sdktest.Options{Dir: dir, Hook: hook})
 		}
 	}
-	if programs != 2 {
-		t.Errorf("%d programs", programs)
+	if programs != 3 || !shown {
+		t.Errorf("%d programs; the template is one: %v", programs, shown)
+	}
+}
+
+// Authors know which headers are for them.
+func TestHeadersAreListed(t *testing.T) {
+	text, err := os.ReadFile("authoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n### Headers\n")
+	section, _, _ = strings.Cut(section, "\n### ")
+	headers, err := filepath.Glob("../bpf/include/kerb/*.h")
+	if err != nil || len(headers) == 0 {
+		t.Fatal(headers, err)
+	}
+	for _, header := range headers {
+		name := filepath.Base(header)
+		if !strings.Contains(section, "`<kerb/"+name+">`") && !strings.Contains(section, "`"+name+"`") {
+			t.Errorf("authoring.md does not list %s", name)
+		}
 	}
 }
 
