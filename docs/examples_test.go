@@ -86,6 +86,7 @@ func exampleFiles(t *testing.T, dir string) []string {
 			t.Fatal(err)
 		}
 	}
+	files = append(files, clusterExamples(t, dir)...)
 	for _, document := range []string{"resources.md", "firewall.md", "proxy.md", "kubernetes.md"} {
 		for i, b := range blocks(t, document) {
 			if b.language != "yaml" || strings.Contains(b.text, "kind: PackageTrust") { // which is for the cluster alone
@@ -100,6 +101,27 @@ func exampleFiles(t *testing.T, dir string) []string {
 			}
 			files = append(files, file)
 		}
+	}
+	return files
+}
+
+// clusterExamples writes the examples for clusters as a node gets them.
+func clusterExamples(t *testing.T, dir string) (files []string) {
+	t.Helper()
+	examples, err := filepath.Glob("../deploy/examples/kubernetes/*.yaml")
+	if err != nil || len(examples) == 0 {
+		t.Fatalf("examples: %v, %v", examples, err)
+	}
+	for _, example := range examples {
+		text, err := os.ReadFile(example)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(dir, filepath.Base(example))
+		if err := os.WriteFile(file, []byte(onNode(t, string(text))), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
 	}
 	return files
 }

@@ -215,12 +215,15 @@ func TestValidation(t *testing.T) {
 
 var example = regexp.MustCompile("(?s)```yaml\n([^`]*?kind: ([A-Za-z]+)\nmetadata:\n  name: ([a-z-]+)\n.*?)```")
 
-// checkExamples applies what docs/kubernetes.md shows.
+// checkExamples applies what docs/kubernetes.md shows, and deploy/examples/kubernetes.
 func checkExamples(t *testing.T, server *kubeapitest.Server, kind, path string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, file := range exampleFiles(t) {
+		text = fmt.Appendf(text, "```yaml\n%s```\n", readFile(t, file))
 	}
 	shown := 0
 	for _, e := range example.FindAllStringSubmatch(string(text), -1) {
@@ -229,7 +232,7 @@ func checkExamples(t *testing.T, server *kubeapitest.Server, kind, path string) 
 		}
 		shown++
 		if err := server.Apply(path+e[3], e[1]); err != nil {
-			t.Errorf("%s of docs/kubernetes.md: %v", e[3], err)
+			t.Errorf("%s of docs/kubernetes.md or deploy/examples: %v", e[3], err)
 		}
 		server.Must(http.MethodDelete, path+e[3], nil, nil)
 	}
