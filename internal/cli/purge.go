@@ -135,5 +135,5 @@ func purgeFiles(p paths.Paths) error {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	_ = os.Remove(p.State)
-	return err
+	return errors.Join(err, lockfile.RemoveUnshared(p.Users()))
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/sdk"
@@ -130,7 +131,7 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control planes: %w", err)
 	}
-	users, err := newUsers(usersFile)
+	users, err := newUsers(paths.Default().Users())
 	if err != nil {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}

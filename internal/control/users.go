@@ -5,10 +5,11 @@ package control
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lockfile"
 )
 
 // users hands out user ids that are not in use elsewhere on the machine: the range that systemd keeps for such
@@ -29,16 +30,9 @@ type user struct {
 
 const firstUser, lastUser = 61184, 65519 // systemd.io/UIDS-GIDS: dynamic service users
 
-// usersFile is the same for all agents, wherever they have their other files.
-const usersFile = "/run/kerb/users.lock"
-
 func newUsers(path string) (*users, error) {
-	u := &users{taken: map[int]*user{}}
-	err := os.MkdirAll(filepath.Dir(path), 0o755)
-	if err == nil {
-		u.locks, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	}
-	return u, err
+	locks, err := lockfile.Share(path)
+	return &users{locks: locks, taken: map[int]*user{}}, err
 }
 
 func (u *users) close() {

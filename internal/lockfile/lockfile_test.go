@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // TestMain makes the test binary a process that locks a name and waits.
@@ -159,6 +161,65 @@ func TestSlowSweep(t *testing.T) {
 	}
 	end()
 	if err := errors.Join(<-swept, <-taken, <-sweptToo); err != nil {
+		t.Error(err)
+	}
+}
+
+// A file that processes share is removed when none of them has it open, and one that comes meanwhile has the next one.
+func TestShare(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "shared")
+	remove := func(what string, there bool) {
+		t.Helper()
+		if err := RemoveUnshared(path); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := os.Lstat(path); (err == nil) != there {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	remove("before the first one", false)
+	share := func() *os.File {
+		t.Helper()
+		f, err := Share(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	a, b := share(), share()
+	remove("two have it", true)
+	a.Close()
+	remove("one has it", true)
+	b.Close()
+	earlier, err := os.OpenFile(path, os.O_RDWR, 0) // of a build that does not lock byte 0
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer earlier.Close()
+	if err := lock(earlier, unix.F_OFD_SETLK, unix.Flock_t{Type: unix.F_WRLCK, Start: 61184, Len: 1}); err != nil {
+		t.Fatal(err)
+	}
+	remove("one has a part", true)
+	earlier.Close()
+	remove("none has it", false)
+
+	removing, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(removing, unix.F_OFD_SETLK, unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	next := make(chan error, 1)
+	go func() {
+		f, err := Share(path)
+		if err == nil && !isAt(f, path) {
+			err = errors.New("it was removed")
+		}
+		next <- err
+	}()
+	if err := errors.Join(os.Remove(path), removing.Close(), <-next); err != nil {
 		t.Error(err)
 	}
 }
