@@ -131,8 +131,8 @@ func (s *Server) limit(next http.Handler) http.Handler {
 	})
 }
 
-// await reads the body of a request that is large, or of unknown length, and then waits for its turn: a client that
-// sends slowly takes no turn of others. end is to be called when the request is done.
+// await reads the body of a request that is large, or of unknown length, and if it is large then waits for its turn: a
+// client that sends slowly takes no turn of others. end is to be called when the request is done.
 func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
 	if 0 <= r.ContentLength && r.ContentLength < largeBody {
 		return func() {}
@@ -140,6 +140,9 @@ func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
 	data, err := io.ReadAll(&accounted{r.Body, &s.pending})
 	r.Body = io.NopCloser(io.MultiReader(bytes.NewReader(data), failing{err}))
 	forget := func() { s.pending.Add(-int64(len(data))) }
+	if len(data) < largeBody {
+		return forget
+	}
 	select {
 	case s.large <- struct{}{}:
 		return func() { forget(); <-s.large }
