@@ -38,7 +38,8 @@ func (c check) passed(m api.Module) bool { return c.of(m) && c.Failure+c.Waits =
 
 // unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
 // that has failed is checked again now and then: a package may have been pulled meanwhile. One that costs too much is
-// measured again ever later: measured often enough, it would once seem to cost less.
+// measured again ever later: measured often enough, it would once seem to cost less. A user who resumes the rollout has
+// both checked again at once.
 func (s *state) unchecked() (out []api.Module) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +50,12 @@ func (s *state) unchecked() (out []api.Module) {
 			s.trials[name].Version == m.Version() {
 			continue
 		}
-		if c := s.checks[name]; !c.of(m) || c.Waits != "" ||
+		c := s.checks[name]
+		if c.Failure != "" && m.Holds() {
+			c.at = time.Time{}
+			s.checks[name] = c
+		}
+		if !c.of(m) || c.Waits != "" ||
 			c.Failure != "" && !m.Holds() && s.clock.since(c.at) >= max(fullEvery, c.dear) {
 			out = append(out, m)
 		}

@@ -98,8 +98,8 @@ func TestGuardOfReadiness(t *testing.T) {
 }
 
 // In a check, too, a version may cost as much more as the rollout allows: then no node begins with one that costs more.
-// It is measured twice before it fails, and again after a time that doubles, or with another limit; without a limit it
-// is not measured.
+// It is measured twice before it fails, and again after a time that doubles, after resume, or with another limit;
+// without a limit it is not measured.
 func TestCheckOfCost(t *testing.T) {
 	costs := func(least ...float64) *v1.Cost { return measured(least...).Status.Cost }
 	for _, c := range []struct {
@@ -174,7 +174,7 @@ func TestCheckOfCost(t *testing.T) {
 			}
 		}
 		again := s.state.checks["web"]
-		again.at = time.Now().Add(-2 * maxDear)
+		again.at = time.Now().Add(-maxDear / 2)
 		s.state.checks["web"] = again
 		halted := m
 		halted.Status = &api.ModuleStatus{Rollout: &api.RolloutStatus{Version: m.Version(), Halted: &api.Halt{Reason: "x"}}}
