@@ -94,7 +94,7 @@ func TestAuthoringPrograms(t *testing.T) {
 			sdktest.Load(t, sdktest.Options{Dir: dir, Hook: hook})
 		}
 	}
-	if programs != 3 || !shown {
+	if programs != 4 || !shown {
 		t.Errorf("%d programs; the template is one: %v", programs, shown)
 	}
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package examples contains third-party modules, with tests that build and run them. Packages: ratelimit and kv,
-// without control plane, topports and judge, with one in Python. Programs: speedlimit-server and speedlimit-client, and
-// with lib/intercept or its like in Go intercept-log, intercept-watch, intercept-steady, and intercept-pendulum.
+// Package examples contains third-party modules, with tests that build and run them. Packages: ratelimit, kv
+// and urgent, without control plane, topports and judge, with one in Python. Programs: speedlimit-server and
+// speedlimit-client, and with lib/intercept or its like in Go intercept-log, intercept-watch, intercept-steady, and
+// intercept-pendulum.
 package examples
 
 import "embed"

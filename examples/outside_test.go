@@ -143,3 +143,37 @@ done
 		t.Errorf("want three packets dropped on both hooks:\n%s", out)
 	}
 }
+
+// A module labels packets by what it has seen before, and a class of intercept takes these, which no condition on a
+// packet could distinguish from others.
+func TestUrgentOutside(t *testing.T) {
+	out := outside(t, "urgent", `
+cat > classes.yaml <<'END'
+apiVersion: kerb.dev/v1alpha1
+kind: Module
+metadata: {name: classes}
+spec:
+  package: intercept
+  hook: HOOK
+  config:
+    classes:
+      - {name: urgent, match: {protocol: udp, ports: [9000], label: 1}, action: drop}
+      - {name: others, match: {protocol: udp, ports: [9000]}, action: pass}
+  attach: {interfaces: [kerb0]}
+END
+send() { ip netns exec client bash -c "printf '\\0\\0\\0\\x$1' > /dev/udp/10.98.0.1/9000"; }
+for hook in tc xdp; do
+	deploy $hook '{jump: 16}'
+	sed "s/HOOK/$hook/" classes.yaml | kerb apply -f -
+	for value in 10 18 20 60 68 10; do
+		send $value
+	done
+	kerb intercept classes classes | tr -s ' ' | cut -d ' ' -f 1,4
+	sed "s/HOOK/$hook/" classes.yaml | kerb delete -f -
+	kerb delete -f module.yaml
+done
+`)
+	if strings.Count(out, "urgent 2\nothers 4\n") != 2 {
+		t.Errorf("want two urgent packets of six on both hooks:\n%s", out)
+	}
+}

@@ -35,7 +35,7 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 		stamp[0] = stamp[0].WithSymbol(next)
 		code, next = append(code, stamp...), "stamped"
 	}
-	if l.mayBeRedirected(first) { // by a member of another part
+	if l.takesOver { // from another part
 		restore := l.restore()
 		restore[0] = restore[0].WithSymbol(next)
 		code, next = append(code, restore...), "restored"
@@ -54,6 +54,8 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	end, leave := l.end(parts, slot), asm.Instructions(nil)
 	if l.mayBeRedirected(first + len(modules)) {
 		end, leave = l.redirected(end, parts)
+	} else if l.handsOver {
+		end = append(l.store(), end...)
 	}
 	end[0] = end[0].WithSymbol(next)
 	if l.facts != nil {

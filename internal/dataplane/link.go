@@ -59,6 +59,7 @@ type linker struct {
 	slower                   time.Duration      // of packets that it keeps
 	background               bool               // no change waits for it
 	exits                    []int              // members with kerb_exit
+	takesOver, handsOver     bool               // target and label of packets: this part from the one before, to the next
 }
 
 func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
@@ -106,6 +107,9 @@ func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, erro
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
 // into the next slot of parts.
 func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructions, error) {
+	if err := l.handOver(first, last, parts != nil); err != nil {
+		return nil, err
+	}
 	parser := "kerb_head"
 	if first > 0 { // what cannot be parsed has been counted
 		parser = "kerb_head_again"

@@ -18,12 +18,6 @@ import (
 // which may drop it. Chains with such a module before the last one get code for it; all others do not change. The last
 // member redirects at once, and so does every module on XDP, where the kernel keeps one target per packet.
 
-// Offsets in struct __sk_buff, whose layout is fixed: the parts of a split chain share no stack.
-const (
-	skbCB0 = 48
-	skbCB1 = 52
-)
-
 // defers reports whether modules behind member i see packets that it redirects.
 func (l *linker) defers(i int) bool {
 	return l.spec.Side.Hook() == chain.TC && i < len(l.members)-1 && l.members[i].DeferredRedirect
@@ -85,28 +79,6 @@ func (l *linker) leaveLabel() string {
 		return verdictLabel
 	}
 	return "perform"
-}
-
-// store hands the target to the next part of a split chain.
-func (l *linker) store() asm.Instructions {
-	return asm.Instructions{
-		l.loadContext(),
-		l.loadPkt(asm.R2, l.toIfindex),
-		asm.StoreMem(asm.R1, skbCB0, asm.R2, asm.Word),
-		l.loadPkt(asm.R2, l.toFlags),
-		asm.StoreMem(asm.R1, skbCB1, asm.R2, asm.Word),
-	}
-}
-
-// restore takes the target over from the part before.
-func (l *linker) restore() asm.Instructions {
-	return asm.Instructions{
-		l.loadContext(),
-		asm.LoadMem(asm.R2, asm.R1, skbCB0, asm.Word),
-		asm.StoreMem(asm.RFP, int16(-l.frame)+l.toIfindex, asm.R2, asm.Word),
-		asm.LoadMem(asm.R2, asm.R1, skbCB1, asm.Word),
-		asm.StoreMem(asm.RFP, int16(-l.frame)+l.toFlags, asm.R2, asm.Word),
-	}
 }
 
 // pktField returns the offset of a field of struct kerb_pkt.

@@ -40,6 +40,8 @@ struct icpt_target {
 
 #define ICPT_NO_RING 0xff
 
+KERB_CONFIG(_Bool, use_labels, 1); /* some class wants a label */
+
 #define ICPT_NOTE_CLASS 1 /* index in the configuration */
 
 /* Lists that are empty match everything. */
@@ -59,6 +61,8 @@ struct icpt_class {
 	/* us that a record may wait unread before packets are answered (answers), 0: they are not.
 	 * Out of reach of the program, which may have gone wrong, and of its messages. */
 	__u32 fallback;
+	__u32 label; /* of the module before, 0: any or none */
+	__u32 zero;
 	struct icpt_range to_port[ICPT_LIST], from_port[ICPT_LIST];
 	struct icpt_bytes payload[ICPT_BYTES];
 	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];
@@ -118,6 +122,7 @@ struct icpt_key {
 	__u8 direction, family, proto, has_ports;
 	__u32 version;	   /* of the table */
 	__u32 half;	   /* the table's */
+	__u32 label;
 	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
 
@@ -202,7 +207,8 @@ static __noinline int icpt_lists_match(const struct icpt_class *c, const struct 
 static __always_inline int icpt_matches(const struct icpt_class *c, const struct icpt_key *k)
 {
 	if (!(c->directions & k->direction) || c->stopped ||
-	    (c->family && c->family != k->family) || (c->has_proto && c->proto != k->proto))
+	    (c->family && c->family != k->family) || (c->has_proto && c->proto != k->proto) ||
+	    (use_labels && c->label && c->label != k->label))
 		return 0;
 	return icpt_lists_match(c, k) && icpt_payload_matches(c, k);
 }
@@ -324,13 +330,14 @@ static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __
  * only, and is global: the verifier follows it once, by itself. offsets: l3 and, above 16 bits, l4.
  * kind: direction and ICPT_HALF, family, protocol and flags, a byte each. */
 __attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind,
-					      __u32 l4_len)
+					      __u32 l4_len, __u32 label)
 {
 	struct icpt_key k = { .ctx = ctx,
 			      .direction = kind & ~ICPT_HALF,
 			      .family = kind >> 8,
 			      .proto = kind >> 16,
 			      .half = !!(kind & ICPT_HALF),
+			      .label = label,
 			      .found = ICPT_NONE };
 	struct icpt_table *t = icpt_table(k.half);
 

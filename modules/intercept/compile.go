@@ -34,7 +34,7 @@ func (c *class) entry() classEntry {
 	e := classEntry{Identity: c.identity(), Directions: c.directions(), Family: uint8(m.Family), Proto: m.Protocol.number,
 		Action: uint8(slices.Index(actions[:], c.Action)), Ring: uint8(c.slot), Priority: c.Priority, MaxBytes: c.MaxBytes,
 		ToPorts: uint8(len(m.Ports)), FromPorts: uint8(len(m.SourcePorts)), To: uint8(len(m.Destinations)),
-		From: uint8(len(m.Sources))}
+		From: uint8(len(m.Sources)), Label: uint32(m.Label)}
 	if m.Protocol.set {
 		e.HasProto = 1
 	}

@@ -50,6 +50,7 @@ type match struct {
 	Destinations []prefix    `json:"destinations"`
 	Sources      []prefix    `json:"sources"`
 	Payload      []condition `json:"payload"`
+	Label        uint16      `json:"label"` // of a module before; 0: any or none
 }
 
 // condition is on bytes of the payload.

@@ -106,6 +106,7 @@ func (f *Intercept) Settings() sdk.Settings {
 	out := sdk.Settings{MaxEntries: map[string]uint32{}}
 	f.settleAnswers(&out)
 	out.Constants["use_forwards"] = slices.ContainsFunc(f.Classes, func(c *class) bool { return c.Forward != nil })
+	out.Constants["use_labels"] = slices.ContainsFunc(f.Classes, func(c *class) bool { return c.Match.Label != 0 })
 	var directions uint8
 	for _, c := range f.Classes {
 		directions |= c.directions()

@@ -112,7 +112,7 @@ static __always_inline int icpt_process_packet(struct kerb_pkt *pkt, __u32 direc
 	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
 			      direction | f.half * ICPT_HALF | pkt->family << 8 | pkt->proto << 16 |
 				      (__u32)pkt->flags << 24,
-			      pkt->l4_len);
+			      pkt->l4_len, kerb_label(pkt));
 	return icpt_load_found(&f, pkt, found) ? icpt_apply_action(pkt, &f, direction) : KERB_NEXT;
 }
 

@@ -44,6 +44,7 @@ type classEntry struct {
 	ToPorts, FromPorts, To, From uint8  // lengths of the lists; an empty one matches everything
 	Priority, MaxBytes           uint32 // of the socket buffer; bytes of a frame that are delivered
 	Fallback                     uint32 // us that a record may wait before packets are answered; 0: they are not
+	Label, Zero                  uint32 // that a module before has given packets, 0: any or none
 	ToPort, FromPort             [listLength]rangeEntry
 	Payload                      [conditions]bytesEntry
 	ToAddr, FromAddr             [listLength]prefixEntry

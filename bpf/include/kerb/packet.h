@@ -71,6 +71,12 @@ static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt 
 	return 0;
 }
 
+/* The label that a module before this one has given the packet (kerb/deliver.h), 0 without. */
+static __always_inline __u16 kerb_label(const struct kerb_pkt *pkt)
+{
+	return pkt->to_flags >> KERB_LABEL_SHIFT;
+}
+
 /* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons
  * (KERB_DROP_MODULE_FIRST + n). */
 static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)

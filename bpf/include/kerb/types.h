@@ -104,7 +104,7 @@ struct kerb_pkt {
 	__u32 l4_len;	  /* bytes from l4 to the end of the IP datagram (padding excluded) */
 	__u32 reason;	  /* enum kerb_drop_reason and a note, for KERB_DROP */
 	__u32 to_ifindex; /* target of KERB_REDIRECT */
-	__u32 to_flags;	  /* KERB_TO_* */
+	__u32 to_flags;	  /* KERB_TO_*, and a label */
 } KERB_RELOCATED;
 
 /* into the namespace of the veth's peer (TC ingress of the node only) */
@@ -118,5 +118,9 @@ struct kerb_pkt {
 /* With KERB_TO_DEFERRED: the packet is parsed again if a module is behind, as this one has put
  * headers in or taken some out. */
 #define KERB_TO_REPARSE (1 << 5)
+
+/* In to_flags above the flags: the label of kerb_deliver(), 0 without. */
+#define KERB_LABEL_SHIFT 16
+#define KERB_TO_FLAGS	 ((1 << KERB_LABEL_SHIFT) - 1)
 
 #endif
