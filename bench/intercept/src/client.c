@@ -60,15 +60,6 @@ static void send_one(struct stream *s)
 	s->sent++;
 }
 
-/* send_due returns when the next message is due. */
-static int64_t send_due(struct stream *s)
-{
-	while (begin + s->sent * s->gap <= now())
-		send_one(s);
-	/* several at once, if they are many */
-	return begin + s->sent * s->gap + (s->gap < STEP_NS ? STEP_NS - s->gap : 0);
-}
-
 static void take_instructions(struct stream *s, int64_t until)
 {
 	struct pollfd in[SENSORS];
@@ -86,6 +77,20 @@ static void take_instructions(struct stream *s, int64_t until)
 			record(&s->back, now() - m.created);
 			s->answered++;
 		}
+}
+
+/* send_due returns when the next message is due. Several are, if they are many, or if the sensor
+ * has not had its CPU for a while: it takes instructions in between, as they wait for it
+ * otherwise. */
+static int64_t send_due(struct stream *s)
+{
+	while (begin + s->sent * s->gap <= now()) {
+		send_one(s);
+		if (s != &streams[LOG])
+			take_instructions(s, 0);
+	}
+	/* several at once, if they are many */
+	return begin + s->sent * s->gap + (s->gap < STEP_NS ? STEP_NS - s->gap : 0);
 }
 
 /* be_before gives the calling thread, and those that it starts, its place before others. */
