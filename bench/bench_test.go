@@ -246,8 +246,11 @@ func TestTimeLeft(t *testing.T) {
 	if got := strings.Join(left, " "); got != "55m0s 7m0s 3m0s 1m40s" || len(run.report.configs()) != 1 {
 		t.Errorf("left %s, %d cells", got, len(run.Report().Cells))
 	}
-	if n := strings.Count(progress.String(), "left\n"); n != 4 {
-		t.Errorf("%d lines of progress tell the time left: %s", n, &progress)
+	if n := strings.Count(progress.String(), "left\n"); n != 4 || strings.Count(progress.String(), " [") != 4 {
+		t.Errorf("%d lines of progress have the time left: %s", n, &progress)
+	}
+	if got := bar(time.Minute, 3*time.Minute); got != "[#####...............]" {
+		t.Errorf("a quarter is %s", got)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os/exec"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -199,11 +200,19 @@ func (r *Run) Invalidate(format string, args ...any) {
 
 // Progress shows the user the current step.
 func (r *Run) Progress(format string, args ...any) {
+	elapsed := time.Since(r.start)
 	text := fmt.Sprintf(format, args...)
-	if left := r.left(time.Since(r.start), time.Since(r.began)); r.Expected > 0 && left > 0 {
-		text += fmt.Sprintf(", about %v left", left.Round(time.Second))
+	if left := r.left(elapsed, time.Since(r.began)); r.Expected > 0 && left > 0 {
+		text = fmt.Sprintf("%s %s, about %v left", bar(elapsed, left), text, left.Round(time.Second))
 	}
-	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), text)
+	fmt.Fprintf(r.progress, "%6.1fs  %s\n", elapsed.Seconds(), text)
+}
+
+// bar shows how much of the time has passed.
+func bar(elapsed, left time.Duration) string {
+	const width = 20
+	n := int(width * elapsed / (elapsed + left))
+	return "[" + strings.Repeat("#", n) + strings.Repeat(".", width-n) + "]"
 }
 
 // left is what was expected, until the rounds so far say better: elapsed counts from the run's start, measured from

@@ -63,12 +63,16 @@ func change(percent float64) map[string]float64 {
 	return map[string]float64{"plain": 1, "kerb": 1 + percent/100}
 }
 
-// simasFigures are of the metrics whose changes are published.
+// simasFigures are of the metrics whose changes are published, and of memory, of which a range is.
 func simasFigures(name string, metrics []simasMetric) (all []bench.Figure) {
 	for _, m := range metrics {
+		f := bench.Figure{Kind: bars, Name: name + "-" + m.Metric, Metric: m.Metric, X: "mesh",
+			Title: fmt.Sprintf("%s: %s", name, m.Label)}
 		if m.changes != nil {
-			all = append(all, bench.Figure{Kind: bars, Name: name + "-" + m.Metric, Metric: ratioOf(m.Metric),
-				Title: fmt.Sprintf("%s: %s, relative to plain TCP", name, m.Label), X: "mesh"})
+			f.Metric, f.Title = ratioOf(m.Metric), f.Title+", relative to plain TCP"
+		}
+		if m.changes != nil || m.Metric == simasMemory.Metric {
+			all = append(all, f)
 		}
 	}
 	return all

@@ -68,6 +68,8 @@ var weinholdTimes = Table{
 			Over: "mean"},
 		{Label: "5.5 deviation of medians", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms",
 			By: 1e-3, Over: "stddev"},
+		{Label: "a single request, median", Load: "published/120", Metric: "rtt", Stat: "p50", Unit: "ms", By: 1e-3},
+		{Label: "a single request, p99", Load: "published/120", Metric: "rtt", Stat: "p99", Unit: "ms", By: 1e-3},
 		{Label: "the client's CPUs, busy", Load: "published/120", Metric: "client_busy", Stat: "p50", Unit: "%"},
 		{Label: "the servers' CPUs, busy", Load: "published/120", Metric: "server_busy", Stat: "p50", Unit: "%"},
 	},
