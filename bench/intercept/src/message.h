@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The published packet, in the byte order of the machine: data follow up to its size. Shared with
- * stamp.bpf.c. */
+/* What the published packet has, in 32 bytes in place of 64, in the byte order of the machine:
+ * data follow up to its size. Shared with stamp.bpf.c. */
 #pragma once
 
 #include <linux/types.h>
