@@ -79,7 +79,8 @@ func (c cluster) ask(node, label string) time.Duration {
 	c.Helper()
 	c.do("kubectl", "label", "--overwrite", "pod", c.test()+"-client", "accelerate="+label)
 	wait.Until(c, "the agent knows the label", func() bool {
-		return c.podService(node, "client").Metadata.Labels["accelerate"] == label
+		s := c.podService(node, "client") // none while the pod gets another sandbox
+		return s != nil && s.Metadata.Labels["accelerate"] == label
 	})
 	client := c.clientLog(node)
 	const settle, count = 3, 10 // connections: those that are open keep what they began with
