@@ -64,7 +64,7 @@ func startAgent(t *testing.T) (socket string) {
 	fake := servertest.New(s)
 	m, service := v1alpha1.Module{Spec: v1alpha1.ModuleSpec{Package: "counter"}}, v1alpha1.Service{}
 	m.Metadata.Name, service.Metadata.Name = name, name
-	if _, err := fake.Apply(t.Context(), server.Request{Resources: []resource.Object{&m, &service}}); err != nil {
+	if _, err := fake.Apply(t.Context(), resource.Request{Resources: []resource.Object{&m, &service}}); err != nil {
 		t.Fatal(err)
 	}
 	ready, ended := make(chan struct{}), make(chan error, 1)

@@ -34,7 +34,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // node is an agent on directories of its own, with two services.
@@ -168,7 +167,7 @@ func list[T any](ctx context.Context, n *node, kind *resource.Definition[T]) ([]
 func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) v1.ApplyResult {
 	t.Helper()
 	r, err := n.Apply(t.Context(),
-		server.Request{Resources: append(resource.Objects(services...), resource.Objects(modules...)...)})
+		resource.Request{Resources: append(resource.Objects(services...), resource.Objects(modules...)...)})
 	if err != nil {
 		t.Fatalf("%v\nsteps: %v", err, r.Steps)
 	}
@@ -178,7 +177,7 @@ func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) 
 // remove deletes resources.
 func (n *node) remove(t *testing.T, refs ...resource.Ref) {
 	t.Helper()
-	if _, err := n.Delete(t.Context(), server.Deletion{Refs: refs}); err != nil {
+	if _, err := n.Apply(t.Context(), resource.Request{Remove: refs}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -401,23 +400,23 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 	gone := serviceOf("gone", n.web)
 	gone.Spec.Netns = "/run/netns/kag-nosuch"
 	for name, c := range map[string]struct {
-		request server.Request
+		request resource.Request
 		says    string
 	}{
-		"unknown package": {server.Request{Resources: resource.Objects(module("x", "nosuch", "*", nil))}, "nosuch"},
-		"no such config": {server.Request{
+		"unknown package": {resource.Request{Resources: resource.Objects(module("x", "nosuch", "*", nil))}, "nosuch"},
+		"no such config": {resource.Request{
 			Resources: resource.Objects(module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1}))}, "prot"},
-		"bad selector": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "app in web",
+		"bad selector": {resource.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "app in web",
 			nil))}, "selector"},
-		"selects nothing": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "", nil))},
+		"selects nothing": {resource.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "", nil))},
 			"spec.attach"},
-		"order cycle": {server.Request{Resources: resource.Objects(cycle)}, "order"},
-		"over budget": {server.Request{Resources: resource.Objects(budget)}, "budget"},
-		"verifier": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "*", nil))},
+		"order cycle": {resource.Request{Resources: resource.Objects(cycle)}, "order"},
+		"over budget": {resource.Request{Resources: resource.Objects(budget)}, "budget"},
+		"verifier": {resource.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "*", nil))},
 			"verifier"},
-		"verifier, unused": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "app=none", nil))},
-			"verifier"},
-		"no namespace": {server.Request{Resources: resource.Objects(gone)}, "namespace"},
+		"verifier, unused": {resource.Request{
+			Resources: resource.Objects(module("x", testPackage(t, "bad"), "app=none", nil))}, "verifier"},
+		"no namespace": {resource.Request{Resources: resource.Objects(gone)}, "namespace"},
 	} {
 		_, err := n.Apply(t.Context(), c.request)
 		if err == nil || !strings.Contains(err.Error(), c.says) {
@@ -448,7 +447,7 @@ func TestPackageVanishes(t *testing.T) {
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "count,other ") {
 		t.Errorf("web runs %q", got)
 	}
-	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(count)}); err == nil ||
+	if _, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(count)}); err == nil ||
 		!strings.Contains(err.Error(), "not a package") {
 		t.Errorf("applying it again: %v", err)
 	}
@@ -639,7 +638,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 func TestVerifierLogReachesOperator(t *testing.T) {
 	n := newNode(t)
 	_, err := n.Apply(t.Context(),
-		server.Request{Resources: append(resource.Objects(n.both()...),
+		resource.Request{Resources: append(resource.Objects(n.both()...),
 			resource.Objects(module("x", testPackage(t, "bad"), "*", nil))...)})
 	var rejected *apierrors.Rejected
 	if !errors.As(err, &rejected) || !strings.Contains(rejected.Summary, "before checking that they are there") ||

@@ -11,7 +11,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func (n *node) status(t *testing.T, name string) *v1.ModuleStatus {
@@ -42,7 +41,7 @@ func TestBudgetRefuses(t *testing.T) {
 	slow := quick
 	slow.Spec.Config = map[string]any{"steps": 4000}
 	for _, dryRun := range []bool{true, false} {
-		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(slow), DryRun: dryRun})
+		_, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(slow), DryRun: dryRun})
 		var invalid *apierrors.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != "spec.budget.latency" {
 			t.Fatalf("dry run %t: 4000 steps within 1us: %v", dryRun, err)
@@ -183,7 +182,7 @@ func TestRejectedChangeLeavesMaps(t *testing.T) {
 		if err := usage.Put(uint32(n.web.OuterIndex()), [3]uint64{5, 6, since}); err != nil {
 			t.Fatal(err)
 		}
-		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(fw), DryRun: budget == "1s"})
+		_, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(fw), DryRun: budget == "1s"})
 		if (err != nil) != (budget == "1ns") {
 			t.Fatalf("budget %s: %v", budget, err)
 		}

@@ -18,13 +18,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sets"
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
 // apply executes one request.
-func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
+func (a *Agent) apply(r resource.Request) (result v1.ApplyResult, err error) {
 	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
 	changes, err := r.Change(next, &result)
@@ -75,27 +74,6 @@ func current(desired resource.State, modules []v1.Module) (out []v1.Module) {
 	return out
 }
 
-// delete executes one deletion.
-func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
-	next := a.now.Desired.Clone()
-	result.DryRun = r.DryRun
-	changes, err := r.Change(next, &result)
-	if err != nil {
-		return result, err
-	}
-	if !changes.InKernel() {
-		return result, a.commitOnly(next, changes, r.DryRun)
-	}
-	seen, err := a.observer.Observe(a.now.Observation(next))
-	if err != nil {
-		return result, err
-	}
-	how := runOf(server.Request{DryRun: r.DryRun})
-	done, err := a.change(a.target(next, nil, seen), changes, nil, how, a.store.RecoveryPending())
-	result.Steps, result.Warnings = texts(done.steps), done.warnings
-	return result, err
-}
-
 // run is how far a change goes.
 type run int
 
@@ -106,7 +84,7 @@ const (
 	measureOnly     // and what would change is measured
 )
 
-func runOf(r server.Request) run {
+func runOf(r resource.Request) run {
 	switch {
 	case !r.DryRun:
 		return execute

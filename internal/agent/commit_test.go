@@ -9,7 +9,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/store"
 )
 
@@ -23,7 +22,7 @@ func TestCommitFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := module("count", testPackage(t, "pass"), "*", nil)
-	_, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m)})
+	_, err = n.Apply(t.Context(), resource.Request{Resources: append(resource.Objects(n.both()...), &m)})
 	var conflict *apierrors.Conflict
 	if err == nil || errors.As(forOperator(errors.Join(err, chain.ErrBusy)), &conflict) {
 		t.Errorf("a closed store: %v", err)

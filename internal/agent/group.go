@@ -16,7 +16,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/status"
 )
@@ -27,24 +26,20 @@ import (
 
 // grouped is a request that waits for its group.
 type grouped struct {
-	server.Request
-	deletion *server.Deletion // instead of the request, of which By counts
-	before   resource.State   // when it is its turn
-	began    time.Time
-	reverts  int64           // number of the change that it reverts
-	ctx      context.Context // of the client
-	result   v1.ApplyResult
-	err      error
-	done     chan struct{}
-	changes  resource.Changes // as part of a group
-	points   map[int]bool     // interfaces of services that it deletes
+	resource.Request
+	before  resource.State // when it is its turn
+	began   time.Time
+	reverts int64           // number of the change that it reverts
+	ctx     context.Context // of the client
+	result  v1.ApplyResult
+	err     error
+	done    chan struct{}
+	changes resource.Changes // as part of a group
+	points  map[int]bool     // interfaces of services that it deletes
 }
 
 // change makes the desired state what the client asks for.
 func (q *grouped) change(desired resource.State, result *v1.ApplyResult) (changes resource.Changes, err error) {
-	if q.deletion != nil {
-		return q.deletion.Change(desired, result)
-	}
 	if changes, err = q.Change(desired, result); err == nil {
 		result.Warnings, err = desired.CheckAll(q.Resources, changes)
 	}
@@ -74,30 +69,17 @@ func (g *group) take() []*grouped {
 }
 
 // canShare reports whether a request may be executed together with others.
-func canShare(r server.Request) bool {
-	return !r.DryRun && !r.Prune && len(r.Remove) == 0 && len(r.Resources) > 0 &&
-		!slices.ContainsFunc(r.Resources, func(o resource.Object) bool { return !resource.Service.IsKind(o) })
+func canShare(r resource.Request) bool {
+	other := func(ref resource.Ref) bool { return ref.Kind != v1.KindService }
+	refs := slices.Concat(resource.Refs(r.Resources), r.Remove)
+	return !r.DryRun && !r.Prune && len(refs) > 0 && !slices.ContainsFunc(refs, other)
 }
 
-// canShareDeletion is canShare of a deletion.
-func canShareDeletion(r server.Deletion) bool {
-	return !r.DryRun && len(r.Refs) > 0 &&
-		!slices.ContainsFunc(r.Refs, func(of resource.Ref) bool { return of.Kind != v1.KindService })
-}
-
-// Apply creates or updates resources: all of them or none.
-func (a *Agent) Apply(ctx context.Context, r server.Request) (v1.ApplyResult, error) {
-	return a.submit(&grouped{Request: r, ctx: ctx}, canShare(r))
-}
-
-// Delete removes resources: all of them or none.
-func (a *Agent) Delete(ctx context.Context, r server.Deletion) (v1.ApplyResult, error) {
-	return a.submit(&grouped{Request: server.Request{By: r.By}, deletion: &r, ctx: ctx}, canShareDeletion(r))
-}
-
-// submit returns when a request was executed, alone or, if it may be, with others.
-func (a *Agent) submit(q *grouped, shared bool) (v1.ApplyResult, error) {
-	if !shared {
+// Apply creates, updates and deletes resources: all of them or none. It returns when the request was executed, alone
+// or, if it may be, with others.
+func (a *Agent) Apply(ctx context.Context, r resource.Request) (v1.ApplyResult, error) {
+	q := &grouped{Request: r, ctx: ctx}
+	if !canShare(r) {
 		a.changes.Lock()
 		defer a.changes.Unlock()
 		a.executeAlone(q)
@@ -115,11 +97,7 @@ func (a *Agent) submit(q *grouped, shared bool) (v1.ApplyResult, error) {
 // executeAlone executes and records a request. a.changes is held: numbers follow the order in which changes were made.
 func (a *Agent) executeAlone(q *grouped) {
 	q.before, q.began = a.now.Desired, time.Now()
-	if q.deletion != nil {
-		q.result, q.err = a.delete(*q.deletion)
-	} else {
-		q.result, q.err = a.apply(q.Request)
-	}
+	q.result, q.err = a.apply(q.Request)
 	a.journal.record(q)
 }
 

@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // groupHosts adds services in a lab of their own.
@@ -48,7 +47,7 @@ type answer struct {
 }
 
 // together has requests wait for a change, and returns their answers in order.
-func (n *node) together(t *testing.T, requests []server.Request) []answer {
+func (n *node) together(t *testing.T, requests []resource.Request) []answer {
 	t.Helper()
 	var calls []func() (v1.ApplyResult, error)
 	for _, r := range requests {
@@ -81,14 +80,14 @@ func TestServicesShareOneChange(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("count", "counter", "*", nil))
 	hosts := groupHosts(t, 6)
-	var requests []server.Request
+	var requests []resource.Request
 	for i, h := range hosts {
-		requests = append(requests, server.Request{Resources: resource.Objects(serviceOf(fmt.Sprint("s", i), h))})
+		requests = append(requests, resource.Request{Resources: resource.Objects(serviceOf(fmt.Sprint("s", i), h))})
 	}
 	missing := serviceOf("missing", n.web)
 	missing.Spec.Netns = "/run/netns/not-there"
-	foreign := server.Request{Resources: resource.Objects(serviceOf("web", n.web)), By: resource.Writer{Owner: "fleet"}}
-	requests = append(requests, server.Request{Resources: resource.Objects(missing)}, foreign)
+	foreign := resource.Request{Resources: resource.Objects(serviceOf("web", n.web)), By: resource.Writer{Owner: "fleet"}}
+	requests = append(requests, resource.Request{Resources: resource.Objects(missing)}, foreign)
 	before := changesMade(t, n)
 	answers := n.together(t, requests)
 	for i, h := range hosts {
@@ -134,11 +133,11 @@ func TestDeletionsShareOneChange(t *testing.T) {
 	n.apply(t, services[:3])
 	remove := func(name string) func() (v1.ApplyResult, error) {
 		return func() (v1.ApplyResult, error) {
-			return n.Delete(t.Context(), server.Deletion{Refs: []resource.Ref{{Kind: v1.KindService, Name: name}}})
+			return n.Apply(t.Context(), resource.Request{Remove: []resource.Ref{{Kind: v1.KindService, Name: name}}})
 		}
 	}
 	create := func() (v1.ApplyResult, error) {
-		return n.Apply(t.Context(), server.Request{Resources: resource.Objects(services[3])})
+		return n.Apply(t.Context(), resource.Request{Resources: resource.Objects(services[3])})
 	}
 	before := changesMade(t, n)
 	answers := n.waiting(t, remove("s0"), remove("s1"), remove("s2"), create, remove("missing"), remove("s3"))
@@ -173,9 +172,9 @@ func TestGroupFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var requests []server.Request
+	var requests []resource.Request
 	for _, s := range n.both() {
-		requests = append(requests, server.Request{Resources: resource.Objects(s)})
+		requests = append(requests, resource.Request{Resources: resource.Objects(s)})
 	}
 	for i, a := range n.together(t, requests) {
 		if a.err == nil || len(a.result.Changes) != 1 {

@@ -11,7 +11,6 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/view"
 )
 
@@ -60,7 +59,7 @@ func (a *Agent) Revert(ctx context.Context, r v1.RevertRequest) (result v1.Apply
 			return result, err
 		}
 	}
-	next := server.Request{Resources: back.Put, DryRun: r.DryRun, By: resource.Writer{Owner: back.Owner, Force: true}}
+	next := resource.Request{Resources: back.Put, DryRun: r.DryRun, By: resource.Writer{Owner: back.Owner, Force: true}}
 	next.Remove = slices.DeleteFunc(back.Remove, func(gone resource.Ref) bool {
 		return a.now.Desired[gone.Kind][gone.Name] == nil
 	})

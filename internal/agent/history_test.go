@@ -17,7 +17,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func (n *node) recorded(t *testing.T) []v1.ChangeRecord {
@@ -85,7 +84,7 @@ func TestRevert(t *testing.T) {
 		t.Fatal("the firewall denies nothing")
 	}
 	n.remove(t, resource.Ref{Kind: v1.KindService, Name: "db"}) // 3
-	wrong := server.Request{Resources: resource.Objects(module("x", "none", "*", nil))}
+	wrong := resource.Request{Resources: resource.Objects(module("x", "none", "*", nil))}
 	if _, err := n.Apply(t.Context(), wrong); err == nil { // 4
 		t.Fatal("an unknown package is accepted")
 	}
@@ -172,7 +171,7 @@ func TestRevertOfLargeResources(t *testing.T) {
 			Metadata: v1.ObjectMeta{Name: "block"}, Spec: v1.SetSpec{Type: "addresses", Elements: elements}})
 	}
 	fleet := resource.Writer{Owner: "fleet"}
-	for _, r := range []server.Request{{Resources: set("192.0.2.1", "192.0.2.2"), By: fleet},
+	for _, r := range []resource.Request{{Resources: set("192.0.2.1", "192.0.2.2"), By: fleet},
 		{Resources: set("192.0.2.3"), By: resource.Writer{Force: true}}} {
 		if _, err := n.Apply(t.Context(), r); err != nil {
 			t.Fatal(err)
@@ -192,7 +191,7 @@ func TestRecordsOfGroups(t *testing.T) {
 	var all sync.WaitGroup
 	for _, s := range n.both() {
 		all.Go(func() {
-			if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(s)}); err != nil {
+			if _, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(s)}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -226,9 +225,9 @@ func TestRevertOneOfGroup(t *testing.T) {
 		return s
 	}
 	n.apply(t, []v1.Service{with("zero")})
-	var requests []server.Request
+	var requests []resource.Request
 	for _, v := range []string{"one", "two"} {
-		requests = append(requests, server.Request{Resources: resource.Objects(with(v))})
+		requests = append(requests, resource.Request{Resources: resource.Objects(with(v))})
 	}
 	for _, a := range n.together(t, requests) {
 		if a.err != nil {
@@ -261,9 +260,9 @@ func TestRevertUpdateInGroup(t *testing.T) {
 		s.Metadata.Labels = map[string]string{"v": value}
 		return s
 	}
-	var requests []server.Request
+	var requests []resource.Request
 	for _, v := range []string{"one", "two"} {
-		requests = append(requests, server.Request{Resources: resource.Objects(with(v))})
+		requests = append(requests, resource.Request{Resources: resource.Objects(with(v))})
 	}
 	n.together(t, requests)
 	for _, r := range n.recorded(t) {
@@ -285,7 +284,7 @@ func TestRevertOfAnothersResource(t *testing.T) {
 	n.apply(t, []v1.Service{s})
 	number := n.recorded(t)[0].Number
 	by := resource.Writer{Owner: "oakestra", Force: true}
-	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(s), By: by}); err != nil {
+	if _, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(s), By: by}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Revert(t.Context(), v1.RevertRequest{Number: number}); err == nil {

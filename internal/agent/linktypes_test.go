@@ -15,7 +15,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // addTun makes a tun device that claims to be of a link type, and has the agent know it. It ends with the file.
@@ -57,7 +56,7 @@ func onInterface(name, pkg, iface string, config map[string]any) v1.Module {
 
 func (n *node) refuses(t *testing.T, m v1.Module, field, reason string) {
 	t.Helper()
-	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
+	_, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(m)})
 	var invalid *apierrors.Invalid
 	if !errors.As(err, &invalid) || invalid.Field != field || !strings.Contains(invalid.Reason, reason) {
 		t.Errorf("%s on %v: %v, want one about %s: %s", m.Spec.Package, m.Spec.Attach.Interfaces, err, field, reason)
@@ -84,7 +83,7 @@ func TestLinkTypes(t *testing.T) {
 	// A name that is Ethernet's now is another type's later.
 	tun.Close()
 	wait.Until(t, "the interface is known to be gone", func() bool {
-		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(pass)})
+		_, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(pass)})
 		return err == nil
 	})
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)

@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func modelOf(name string, version int) v1.Model {
@@ -28,7 +27,7 @@ func modelOf(name string, version int) v1.Model {
 
 func (n *node) applyModels(t *testing.T, all ...v1.Model) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(all...)})
+	r, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(all...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,13 +147,13 @@ func TestModelsWithModules(t *testing.T) {
 	dir := probePackage(t)
 	bad := module("probe", "no-such-package", "*", nil)
 	if _, err := n.Apply(t.Context(),
-		server.Request{Resources: append(resource.Objects(modelOf("m", 1)), &bad)}); err == nil {
+		resource.Request{Resources: append(resource.Objects(modelOf("m", 1)), &bad)}); err == nil {
 		t.Error("applied")
 	}
 	if all, err := list(t.Context(), n, resource.Model); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	request := server.Request{Resources: slices.Concat(resource.Objects(modelOf("m", 1)),
+	request := resource.Request{Resources: slices.Concat(resource.Objects(modelOf("m", 1)),
 		resource.Objects(module("probe", dir, "*", nil)), resource.Objects(n.both()...))}
 	if _, err := n.Apply(t.Context(), request); err != nil {
 		t.Fatal(err)

@@ -10,7 +10,6 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
@@ -30,7 +29,7 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	n.start(t)
 	m := module("count", testPackage(t, "pass"), "*", nil)
 	m.Spec.Attach.Interfaces = []string{"kagnone"}
-	r, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m), DryRun: true})
+	r, err := n.Apply(t.Context(), resource.Request{Resources: append(resource.Objects(n.both()...), &m), DryRun: true})
 	if err != nil || len(r.Steps) == 0 {
 		t.Fatalf("%d steps: %v", len(r.Steps), err)
 	}
@@ -60,7 +59,7 @@ func TestObservedAfterPreparing(t *testing.T) {
 	}
 	n.start(t)
 	m := module("count", dir, "*", nil)
-	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m),
+	if _, err := n.Apply(t.Context(), resource.Request{Resources: append(resource.Objects(n.both()...), &m),
 		DryRun: true}); err != nil {
 		t.Error(err)
 	}

@@ -10,14 +10,13 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // One request makes the resources of an owner exactly these, in the kernel too, and touches no other owner's.
 func TestPrune(t *testing.T) {
 	n := newNode(t)
 	mine := append(resource.Objects(n.both()...), resource.Objects(module("mine", "counter", "*", nil))...)
-	if _, err := n.Apply(t.Context(), server.Request{Resources: mine}); err != nil {
+	if _, err := n.Apply(t.Context(), resource.Request{Resources: mine}); err != nil {
 		t.Fatal(err)
 	}
 	fleet := func(names ...string) error {
@@ -25,7 +24,7 @@ func TestPrune(t *testing.T) {
 		for _, name := range names {
 			all = append(all, resource.Objects(module(name, "counter", "*", nil))...)
 		}
-		_, err := n.Apply(t.Context(), server.Request{Resources: all, By: resource.Writer{Owner: "fleet"}, Prune: true})
+		_, err := n.Apply(t.Context(), resource.Request{Resources: all, By: resource.Writer{Owner: "fleet"}, Prune: true})
 		return err
 	}
 	running := func(want ...string) {

@@ -9,7 +9,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // restoreSets makes the sets in the kernel what they were before a change, if that has failed. If they cannot be
@@ -26,7 +25,7 @@ func (a *Agent) restoreSets(failed error) {
 }
 
 // ChangeSet adds and deletes elements of a set: in the kernel, then in the store. If either fails, both are as before.
-func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.SetChanged, err error) {
+func (a *Agent) ChangeSet(ctx context.Context, r resource.SetRequest) (result v1.SetChanged, err error) {
 	defer func() {
 		a.journal.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
 	}()

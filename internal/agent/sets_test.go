@@ -21,7 +21,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -39,11 +38,11 @@ func blocking(dst map[string]any) v1.Module {
 }
 
 func (n *node) tryApply(all ...resource.Object) (v1.ApplyResult, error) {
-	return n.Agent.Apply(context.Background(), server.Request{Resources: all, By: resource.Writer{Owner: v1.OwnerUser}})
+	return n.Agent.Apply(context.Background(), resource.Request{Resources: all, By: resource.Writer{Owner: v1.OwnerUser}})
 }
 
 func (n *node) tryChangeSet(name string, change v1.SetChange) (v1.SetChanged, error) {
-	return n.Agent.ChangeSet(context.Background(), server.SetRequest{Name: name,
+	return n.Agent.ChangeSet(context.Background(), resource.SetRequest{Name: name,
 		By: resource.Writer{Owner: v1.OwnerUser}, SetChange: change})
 }
 
@@ -134,7 +133,7 @@ func TestSets(t *testing.T) {
 		got.Status.Conditions[0].Status != "True" || got.Metadata.Generation != 3 {
 		t.Errorf("%+v %+v, %v", got, got.Status, err)
 	}
-	_, err = n.Agent.Delete(context.Background(), server.Deletion{Refs: []resource.Ref{{Kind: v1.KindSet, Name: "bad"}},
+	_, err = n.Agent.Apply(context.Background(), resource.Request{Remove: []resource.Ref{{Kind: v1.KindSet, Name: "bad"}},
 		By: resource.Writer{Owner: v1.OwnerUser}})
 	var conflict *apierrors.Conflict
 	if !errors.As(err, &conflict) || !strings.Contains(err.Error(), "used by module fw (spec.config.rules[0].dst)") {
@@ -164,7 +163,7 @@ func TestSets(t *testing.T) {
 	}
 	n.blocked(t, true)
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fw"}, resource.Ref{Kind: v1.KindSet, Name: "bad"})
-	if _, err := n.Apply(t.Context(), server.Request{DryRun: true, Verify: true, Resources: []resource.Object{
+	if _, err := n.Apply(t.Context(), resource.Request{DryRun: true, Verify: true, Resources: []resource.Object{
 		resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
 		resource.ObjectOf(setOf("bad", "addresses", "203.0.113.9"))}}); err != nil {
 		t.Errorf("a module with a set that is new, too, is not verified: %v", err)
@@ -239,7 +238,7 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 	down := deploy.Unavailable(runs.Resource, errors.New("no control plane"), true, nil)
 	down.Control = runs.Control
 	setModule(down)
-	_, err := n.Agent.Delete(context.Background(), server.Deletion{Refs: []resource.Ref{resource.RefOf(bad)},
+	_, err := n.Agent.Apply(context.Background(), resource.Request{Remove: []resource.Ref{resource.RefOf(bad)},
 		By: resource.Writer{Owner: v1.OwnerUser}})
 	if err == nil || !strings.Contains(err.Error(), "module fw, which cannot run now, names set bad") {
 		t.Errorf("deleted under a module that cannot run: %v", err)
@@ -367,7 +366,7 @@ func TestSelectorsThatDoNotFit(t *testing.T) {
 	n.blocked(t, true)
 	unchanged := blocking(map[string]any{"services": "role=db"})
 	unchanged.Metadata.Labels = map[string]string{"a": "b"}
-	_, err := n.Agent.Apply(context.Background(), server.Request{By: resource.Writer{Owner: v1.OwnerUser}, DryRun: true,
+	_, err := n.Agent.Apply(context.Background(), resource.Request{By: resource.Writer{Owner: v1.OwnerUser}, DryRun: true,
 		Resources: []resource.Object{resource.ObjectOf(unchanged)}})
 	if err != nil {
 		t.Errorf("a change without another selector: %v", err)
@@ -408,7 +407,7 @@ func TestLargestSet(t *testing.T) {
 	}
 	for i, owner := range []string{"kubernetes", "oakestra"} {
 		more.Meta().Name = owner
-		_, err = n.Agent.Apply(context.Background(), server.Request{Resources: []resource.Object{more},
+		_, err = n.Agent.Apply(context.Background(), resource.Request{Resources: []resource.Object{more},
 			By: resource.Writer{Owner: owner}})
 		if i == 0 && err != nil {
 			t.Errorf("of another owner: %v", err)

@@ -30,7 +30,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sockprobe"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -454,7 +453,7 @@ func TestSocketsRefuseOtherAttachPoints(t *testing.T) {
 	} {
 		m := module("fast", c.pkg, "", nil)
 		m.Spec.Attach, m.Spec.FailurePolicy = c.attach, c.policy
-		_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(m)})
+		_, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(m)})
 		var invalid *apierrors.Invalid
 		if !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", field, err)

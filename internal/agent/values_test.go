@@ -14,7 +14,6 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // denyPorts is a firewall with 100 rules. It drops UDP from the service to one port.
@@ -246,7 +245,7 @@ func (n *node) undoes(t *testing.T, next v1.Module) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(next)}); err == nil {
+	if _, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(next)}); err == nil {
 		t.Error("a closed store takes the change")
 	}
 	if after := n.values(t); after != before {

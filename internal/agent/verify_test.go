@@ -9,7 +9,6 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 )
 
 // A dry run with Verify has the kernel verify new chains together with the modules that are there, and with Measure
@@ -22,7 +21,7 @@ func TestVerify(t *testing.T) {
 		t.Fatal(err)
 	}
 	try := func(verify bool, pkg, selector string) (v1.ApplyResult, error) {
-		return n.Apply(t.Context(), server.Request{DryRun: true, Verify: verify, Measure: verify,
+		return n.Apply(t.Context(), resource.Request{DryRun: true, Verify: verify, Measure: verify,
 			Resources: resource.Objects(module("m", testPackage(t, pkg), selector, nil))})
 	}
 	measured := func(c *v1.Cost) bool { return c != nil && c.Memory > 0 && len(c.Latency) == 2 }
@@ -35,12 +34,12 @@ func TestVerify(t *testing.T) {
 	if r, err := try(true, "pass", "*"); err != nil || len(r.Costs) != 0 {
 		t.Errorf("what does not change is measured: %+v, %v", r.Costs, err)
 	}
-	if r, err := n.Apply(t.Context(), server.Request{DryRun: true, Verify: true, Measure: true,
+	if r, err := n.Apply(t.Context(), resource.Request{DryRun: true, Verify: true, Measure: true,
 		Resources: resource.Objects(module("new", testPackage(t, "drop"), "app=none", nil))}); err != nil ||
 		len(r.Costs) != 1 || r.Costs[0].Before != nil || !measured(r.Costs[0].After) {
 		t.Errorf("of a module that is new: %+v, %v", r.Costs, err)
 	}
-	if r, err := n.Apply(t.Context(), server.Request{DryRun: true, Verify: true,
+	if r, err := n.Apply(t.Context(), resource.Request{DryRun: true, Verify: true,
 		Resources: resource.Objects(module("m", testPackage(t, "drop"), "*", nil))}); err != nil || len(r.Costs) != 0 {
 		t.Errorf("measured without being asked: %+v, %v", r.Costs, err)
 	}

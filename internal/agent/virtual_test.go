@@ -29,7 +29,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -45,7 +44,7 @@ func virtualService(name string, addresses []string, instances ...v1.VirtualInst
 
 func (n *node) applyVirtual(t *testing.T, all ...v1.VirtualService) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(all...)})
+	r, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(all...)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,14 +250,15 @@ func TestVirtualServicesTogether(t *testing.T) {
 	n.applyVirtual(t, virtualService("a", []string{"10.230.0.1"}))
 	var conflict *apierrors.Conflict
 	_, err := n.Apply(t.Context(),
-		server.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
+		resource.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
 	if !errors.As(err, &conflict) {
 		t.Errorf("an address twice: %v", err)
 	}
 	if _, err := get(t.Context(), n, resource.VirtualService, "b"); err == nil {
 		t.Error("what was refused is there")
 	}
-	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("c", []string{"10.230.0.3"})),
+	c := virtualService("c", []string{"10.230.0.3"})
+	r, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(c),
 		DryRun: true})
 	if err != nil || r.Changes[0].Action != "create" {
 		t.Errorf("%+v, %v", r, err)
@@ -267,14 +267,14 @@ func TestVirtualServicesTogether(t *testing.T) {
 		t.Errorf("after a dry run: %+v", all)
 	}
 	// Together with others it is one change.
-	_, err = n.Apply(t.Context(), server.Request{Resources: slices.Concat(resource.Objects(n.both()...),
+	_, err = n.Apply(t.Context(), resource.Request{Resources: slices.Concat(resource.Objects(n.both()...),
 		resource.Objects(virtualService("d", []string{"10.230.0.4"})),
 		resource.Objects(module("x", "no-such-package", "*", nil)))})
 	if _, missing := get(t.Context(), n, resource.VirtualService, "d"); err == nil || missing == nil {
 		t.Errorf("of a failed change a part is there: %v", err)
 	}
 	if _, err = n.Apply(t.Context(),
-		server.Request{Resources: append(resource.Objects(n.both()...),
+		resource.Request{Resources: append(resource.Objects(n.both()...),
 			resource.Objects(virtualService("d", []string{"10.230.0.4"}))...)}); err != nil {
 		t.Fatal(err)
 	}

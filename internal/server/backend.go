@@ -5,9 +5,7 @@
 package server
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"net/http"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -18,11 +16,9 @@ import (
 // Backend is what the API needs of the agent. Its errors are those of package apierrors; all others are internal
 // errors. It may be called from several goroutines.
 type Backend interface {
-	// Apply creates or updates all resources of the request, or none of them. Changes have the resources before and
-	// after.
-	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
-	// Delete deletes all resources of the request, or none of them. An unknown one is *apierrors.NotFound.
-	Delete(ctx context.Context, r Deletion) (v1alpha1.ApplyResult, error)
+	// Apply creates, updates and deletes all resources of the request, or none of them. Changes have the resources before
+	// and after. An unknown one to delete is *apierrors.NotFound.
+	Apply(ctx context.Context, r resource.Request) (v1alpha1.ApplyResult, error)
 
 	// Changes returns records of changes, newest first and without before, after and steps; Change returns one.
 	// *apierrors.NotFound if it is not kept.
@@ -40,7 +36,7 @@ type Backend interface {
 	History(ctx context.Context, r v1alpha1.HistoryRequest, send func(v1alpha1.HistoryLine) error) error
 
 	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.
-	ChangeSet(ctx context.Context, r SetRequest) (v1alpha1.SetChanged, error)
+	ChangeSet(ctx context.Context, r resource.SetRequest) (v1alpha1.SetChanged, error)
 
 	// List returns all resources of a kind with their status, sorted by name. They may be without what lists leave out.
 	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
@@ -75,87 +71,4 @@ type Backend interface {
 	Explain(ctx context.Context, r v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error)
 	// Collect adds the agent's and the modules' metrics.
 	Collect(out *promtext.Set)
-}
-
-// Request is a set of resources to apply together. They are valid by schema, have their defaults, and no status.
-// metadata.resourceVersion is the version that the client has seen.
-type Request struct {
-	Resources   []resource.Object
-	Remove      []resource.Ref // and delete these
-	By          resource.Writer
-	Prune       bool // delete all other resources of the owner
-	IfUnchanged bool // only if each resource is in the version that it names, or does not exist if it names none
-	DryRun      bool // work out and answer what would happen, without effect
-	Verify      bool // with DryRun: also have the kernel verify what would be new
-	Measure     bool // with Verify: also measure modules that would change
-}
-
-// Deletion is a set of resources to delete together.
-type Deletion struct {
-	Refs   []resource.Ref
-	By     resource.Writer
-	DryRun bool
-}
-
-// Change makes the desired state what the request asks for, and adds that to the result.
-func (r Request) Change(desired resource.State, result *v1alpha1.ApplyResult) (resource.Changes, error) {
-	if err := desired.CheckUnchanged(r.Expected()); err != nil {
-		return resource.Changes{}, err
-	}
-	changes, err := desired.Apply(r.Resources, r.By, result)
-	if err == nil && r.Prune {
-		var pruned resource.Changes
-		pruned, err = desired.Delete(desired.Others(r.Resources, r.By), r.By, result)
-		changes.Remove = pruned.Remove
-	}
-	if err == nil && len(r.Remove) > 0 {
-		var removed resource.Changes
-		removed, err = desired.Delete(r.Remove, r.By, result)
-		changes.Remove = append(changes.Remove, removed.Remove...)
-	}
-	return changes, err
-}
-
-// Change is Request.Change for a deletion.
-func (r Deletion) Change(desired resource.State, result *v1alpha1.ApplyResult) (resource.Changes, error) {
-	if err := desired.CheckUnchanged(r.Refs); err != nil {
-		return resource.Changes{}, err
-	}
-	return desired.Delete(r.Refs, r.By, result)
-}
-
-// Expected names all resources of the request in the versions that they must have for it to be carried out.
-func (r Request) Expected() []resource.Ref {
-	if !r.IfUnchanged {
-		return nil
-	}
-	refs := resource.Refs(r.Resources)
-	for i, o := range r.Resources {
-		refs[i].ResourceVersion = cmp.Or(o.Meta().ResourceVersion, resource.Absent)
-	}
-	return refs
-}
-
-// SetRequest is a change of elements of a set.
-type SetRequest struct {
-	Name string
-	By   resource.Writer
-	v1alpha1.SetChange
-}
-
-// Change makes a set what the request asks for, and returns what that adds and removes.
-func (r SetRequest) Change(set *v1alpha1.Set) (added, removed []string, err error) {
-	if err := r.By.Check(set); err != nil {
-		return nil, nil, err
-	}
-	add, wrong := resource.NormalElements(set.Spec.Type, r.Add, "add")
-	remove, alsoWrong := resource.NormalElements(set.Spec.Type, r.Delete, "delete")
-	if err := errors.Join(wrong, alsoWrong); err != nil {
-		return nil, nil, err
-	}
-	set.Spec.Elements, added, removed = resource.ChangeElements(set.Spec.Elements, add, remove)
-	if len(added)+len(removed) > 0 {
-		set.Metadata.Generation++
-	}
-	return added, removed, nil
 }

@@ -137,7 +137,7 @@ func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alph
 			return v1alpha1.ApplyResult{}, err
 		}
 		refs := []resource.Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}
-		return brief(s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun}))
+		return brief(s.backend.Apply(ctx, resource.Request{Remove: refs, By: in.by(), DryRun: in.DryRun}))
 	}
 }
 

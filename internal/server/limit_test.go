@@ -353,7 +353,7 @@ type overtaken struct {
 	by func(*servertest.Fake)
 }
 
-func (b overtaken) Apply(ctx context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
+func (b overtaken) Apply(ctx context.Context, r resource.Request) (v1alpha1.ApplyResult, error) {
 	result, err := b.Fake.Apply(ctx, r)
 	b.by(b.Fake)
 	return result, err
@@ -367,11 +367,11 @@ func TestPutIsOvertaken(t *testing.T) {
 	}
 	for what, by := range map[string]func(*servertest.Fake) error{
 		"changed": func(f *servertest.Fake) error {
-			_, err := f.Apply(t.Context(), server.Request{Resources: others})
+			_, err := f.Apply(t.Context(), resource.Request{Resources: others})
 			return err
 		},
 		"deleted": func(f *servertest.Fake) error {
-			_, err := f.Delete(t.Context(), server.Deletion{Refs: resource.Refs(others)})
+			_, err := f.Apply(t.Context(), resource.Request{Remove: resource.Refs(others)})
 			return err
 		},
 	} {

@@ -291,7 +291,7 @@ func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChang
 	if err != nil {
 		return v1alpha1.SetChanged{}, err
 	}
-	return s.backend.ChangeSet(ctx, SetRequest{in.Name, in.by(), change})
+	return s.backend.ChangeSet(ctx, resource.SetRequest{Name: in.Name, By: in.by(), SetChange: change})
 }
 
 // apply changes resources together. Without resources it needs prune, so that an empty file deletes nothing by mistake.
@@ -326,13 +326,13 @@ var errNoResource = &apierrors.Invalid{Reason: "the request contains no resource
 func (w Writer) by() resource.Writer { return resource.Writer{Owner: w.Owner, Force: w.Force} }
 
 // request decodes the resources of a body.
-func (b *body) request(by Writer, dryRun bool) (Request, error) {
+func (b *body) request(by Writer, dryRun bool) (resource.Request, error) {
 	data, err := b.bytes()
 	if err != nil {
-		return Request{}, err
+		return resource.Request{}, err
 	}
 	all, err := resource.Decode(data)
-	return Request{Resources: all, By: by.by(), DryRun: dryRun}, err
+	return resource.Request{Resources: all, By: by.by(), DryRun: dryRun}, err
 }
 
 func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
@@ -344,5 +344,5 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	return brief(s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun}))
+	return brief(s.backend.Apply(ctx, resource.Request{Remove: refs, By: in.by(), DryRun: in.DryRun}))
 }

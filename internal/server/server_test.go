@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
 	"github.com/kerb-edge/kerb/internal/store"
@@ -370,7 +371,7 @@ type slowBackend struct {
 	enough    int32
 }
 
-func (b *slowBackend) Apply(ctx context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
+func (b *slowBackend) Apply(ctx context.Context, r resource.Request) (v1alpha1.ApplyResult, error) {
 	n := b.now.Add(1)
 	defer b.now.Add(-1)
 	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {

@@ -39,7 +39,7 @@ func New(s *store.Store) *Fake { return &Fake{store: s} }
 var _ server.Backend = (*Fake)(nil)
 
 // Apply implements server.Backend.
-func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
+func (f *Fake) Apply(_ context.Context, r resource.Request) (v1alpha1.ApplyResult, error) {
 	return f.change(r.DryRun, func(d resource.State, result *v1alpha1.ApplyResult) error {
 		for _, m := range resource.Module.Of(r.Resources) {
 			if err := checkPackage(m); err != nil {
@@ -51,15 +51,7 @@ func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult,
 	})
 }
 
-// Delete implements server.Backend.
-func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResult, error) {
-	return f.change(r.DryRun, func(d resource.State, result *v1alpha1.ApplyResult) error {
-		_, err := r.Change(d, result)
-		return err
-	})
-}
-
-// History implements server.Backend: there are two samples of one series.
+// Events implements server.Backend.
 func (f *Fake) Events(_ context.Context, _ v1alpha1.EventsRequest, send func(v1alpha1.Event) error) error {
 	return send(v1alpha1.Event{Number: 1, Count: 1, Kind: "Service", Name: "web", Type: "Ready", Reason: "NotFound"})
 }
@@ -81,7 +73,7 @@ func (f *Fake) Flows(_ context.Context, r v1alpha1.FlowsRequest, send func(v1alp
 		UnrecordedPackets: 7, UnrecordedBytes: 420}})
 }
 
-// History implements server.Backend.
+// History implements server.Backend: there are two samples of one series.
 func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, send func(v1alpha1.HistoryLine) error) error {
 	if r.Name == "off" {
 		return &apierrors.Conflict{Reason: "history is off"}
@@ -114,7 +106,7 @@ func (f *Fake) Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.A
 }
 
 // ChangeSet implements server.Backend.
-func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha1.SetChanged, err error) {
+func (f *Fake) ChangeSet(_ context.Context, r resource.SetRequest) (result v1alpha1.SetChanged, err error) {
 	_, err = f.change(false, func(d resource.State, _ *v1alpha1.ApplyResult) error {
 		set, ok := resource.Set.Get(d, r.Name)
 		if !ok {
