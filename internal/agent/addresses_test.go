@@ -101,12 +101,12 @@ func TestFullMapOfServices(t *testing.T) {
 	if !strings.Contains(fmt.Sprint(r.Warnings), `addresses of services "role=db": `) {
 		t.Errorf("warnings: %q", r.Warnings)
 	}
-	n.changes.Lock() // as a reconciliation that takes its time does: views have what the last change has made
+	n.Exclusive.Lock() // as a reconciliation that takes its time does: views have what the last change has made
 	if n.chainsOn(t, n.db)["tc-egress"] == "" {
 		t.Error("the service has no chain")
 	}
 	_, err := elements.BatchDelete(keys, nil)
-	n.changes.Unlock()
+	n.Exclusive.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}

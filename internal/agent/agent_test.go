@@ -304,10 +304,10 @@ func TestAddressesOfInterfaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	kind := func() (kind uint32) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.Lock.Lock()
+		defer n.Lock.Unlock()
 		key := append(binary.NativeEndian.AppendUint32(nil, uint32(n.web.OuterIndex())), address.IP.To4()...)
-		_ = n.live.Maps("sign")["local4"].Lookup(key, &kind) // 0: not known
+		_ = n.Live.Maps("sign")["local4"].Lookup(key, &kind) // 0: not known
 		return kind
 	}
 	if err := netlink.AddrAdd(nic, address); err != nil {
@@ -528,7 +528,7 @@ func TestFailurePolicy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n.retryFailed()
+	n.RetryFailed()
 	wait.Until(t, "with their packages back all run", func() bool {
 		web, db := n.chainsOn(t, n.web)["tc-ingress"], n.chainsOn(t, n.db)["tc-egress"]
 		return strings.HasPrefix(web, "count,guard ") && strings.HasPrefix(db, "watch,count ")
@@ -673,7 +673,7 @@ func TestCorruptStoreKeepsChains(t *testing.T) {
 	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before the loss %v, after applying again %v", before, after)
 	}
-	if n.store.RecoveryPending() {
+	if n.Store.RecoveryPending() {
 		t.Error("the loss is still flagged")
 	}
 }
@@ -748,9 +748,9 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 
 // lost is how many events the trace that runs has had no room for.
 func (n *node) lost() uint64 {
-	n.changes.Lock()
-	defer n.changes.Unlock()
-	return n.traces[len(n.traces)-1].Source.Lost()
+	n.Exclusive.Lock()
+	defer n.Exclusive.Unlock()
+	return n.Sessions[len(n.Sessions)-1].Source.Lost()
 }
 
 func floodUDP(from, to *netlab.Host, port int, stop chan struct{}) {
@@ -883,9 +883,9 @@ func TestTracesSideBySide(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	n.changes.Lock()
-	defer n.changes.Unlock()
-	state, err := n.dp.Observe()
+	n.Exclusive.Lock()
+	defer n.Exclusive.Unlock()
+	state, err := n.Dataplane.Observe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -910,9 +910,9 @@ func TestChangeEndsTrace(t *testing.T) {
 			func(v1.TraceLine) error { return nil })
 	}()
 	wait.Until(t, "the trace runs", func() bool {
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		return len(n.traces) == 1 && n.traces[0].Runs()
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		return len(n.Sessions) == 1 && n.Sessions[0].Runs()
 	})
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "changed") {

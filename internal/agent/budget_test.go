@@ -120,22 +120,14 @@ func TestMeasuresBeforeForBudgets(t *testing.T) {
 	for budget, want := range map[string]bool{"": false, "1s": true} {
 		m := module("m", testPackage(t, "pass"), "*", nil)
 		m.Spec.Budget.Latency = budget
-		prepared, err := n.preparer.All([]v1.Module{m}, nil, false)
+		prepared, err := n.Preparer.All([]v1.Module{m}, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}
-		next := resource.State{}
-		next.Put(resource.Objects(m)[0])
-		seen, err := n.observer.Observe(n.now.Observation(next))
-		if err != nil {
+		if _, err := n.Apply(t.Context(), resource.Request{Resources: resource.Objects(m), DryRun: true}); err != nil {
 			t.Fatal(err)
 		}
-		k := n.kernelOf(prepared)
-		if err := k.admit(nil, n.target(next, prepared, seen), nil, n.budgets); err != nil {
-			t.Fatal(err)
-		}
-		k.Close()
-		if _, measured := n.budgets.Get(prepared["m"].Candidate().Key); measured != want {
+		if _, measured := n.Budgets.Get(prepared["m"].Candidate().Key); measured != want {
 			t.Errorf("budget %q: measured %t, want %t", budget, measured, want)
 		}
 	}
@@ -175,7 +167,7 @@ func TestRejectedChangeLeavesMaps(t *testing.T) {
 	fw := module("fw", "firewall", "*", nil)
 	n.apply(t, n.both(), fw)
 	// the firewall corrects the counts before since
-	usage, since, got := n.live.Maps("fw")["usage"], uint64(7), [3]uint64{}
+	usage, since, got := n.Live.Maps("fw")["usage"], uint64(7), [3]uint64{}
 	fw.Spec.Config = map[string]any{"state": map[string]any{"enabled": false}} // without state, Fill forgets the usage
 	for _, budget := range []string{"1ns", "1s"} {
 		fw.Spec.Budget.Latency = budget

@@ -70,9 +70,9 @@ func (n *node) conditions(t *testing.T) map[string]reported {
 
 func (n *node) reconcileNow(t *testing.T) {
 	t.Helper()
-	n.changes.Lock()
-	defer n.changes.Unlock()
-	if err := n.reconcile(); err != nil {
+	n.Exclusive.Lock()
+	defer n.Exclusive.Unlock()
+	if err := n.Reconcile(); err != nil {
 		t.Fatal(err)
 	}
 }

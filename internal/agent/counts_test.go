@@ -15,6 +15,7 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/change"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
@@ -119,9 +120,9 @@ func TestCountsOfNode(t *testing.T) {
 		return state() == before
 	})
 	before := state()
-	n.changes.Lock()
-	err = n.reconcile()
-	n.changes.Unlock()
+	n.Exclusive.Lock()
+	err = n.Reconcile()
+	n.Exclusive.Unlock()
 	if err != nil || state() == before {
 		t.Errorf("a reconciliation is not noticed (%v)", err)
 	}
@@ -208,14 +209,14 @@ func TestTimedCopyLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := map[string]bool{}
-	calm{n.Agent, refused}.timeChains(t.Context())
+	change.Calm{Pipeline: n.Pipeline, Refused: refused}.TimeChains(t.Context())
 	if err := samples.Lookup(uint32(0), &id); err == nil {
 		t.Fatal("there is a copy although its latencies cannot be pinned")
 	}
 	if err := errors.Join(os.Remove(obstacle), os.Remove(filepath.Dir(obstacle))); err != nil {
 		t.Fatal(err)
 	}
-	calm{n.Agent, refused}.timeChains(t.Context())
+	change.Calm{Pipeline: n.Pipeline, Refused: refused}.TimeChains(t.Context())
 	if err := samples.Lookup(uint32(0), &id); err != nil {
 		t.Errorf("no copy after the obstacle is gone: %v", err)
 	}

@@ -205,9 +205,9 @@ func TestProgramsComeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.mu.Lock()
-	pid := n.live.Planes()["icpt"].State().PID
-	n.mu.Unlock()
+	n.Lock.Lock()
+	pid := n.Live.Planes()["icpt"].State().PID
+	n.Lock.Unlock()
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatalf("%v of %+v", err, m.Status)
 	}

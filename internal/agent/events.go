@@ -4,11 +4,8 @@ package agent
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/status"
 )
@@ -24,19 +21,4 @@ func recordEvents(r *status.Recorder, events *history.Events) {
 	}
 	events.OfAgent(v1.EventAgent, "Started", "")
 	events.Flush() // of an agent that crashes again and again, each start is seen
-}
-
-// rolledBack is what happened to a change that failed after its first step.
-func rolledBack(err error) (reason, message string) {
-	var failed *apply.RollbackError
-	if errors.As(err, &failed) {
-		return "RollbackFailed", fmt.Sprintf("the kernel is not as before: %v; after: %v", failed.Undo, failed.Err)
-	}
-	return "RolledBack", "the kernel is as before: " + err.Error()
-}
-
-// isHalfUndone reports whether the kernel is neither as desired nor as before.
-func isHalfUndone(err error) bool {
-	var failed *apply.RollbackError
-	return errors.As(err, &failed)
 }

@@ -55,7 +55,7 @@ func TestModuleFunctionsIsReloaded(t *testing.T) {
 	before := n.chainsOn(t, n.web)
 	n.stop()
 	n.start(t)
-	<-n.Agent.reconciled
+	<-n.Reconciled()
 	if after := n.chainsOn(t, n.web); !n.isInlined(t, false) || after["tc-egress"] != before["tc-egress"] {
 		t.Errorf("the restarted agent runs %v, before %v", after, before)
 	}

@@ -60,16 +60,12 @@ func (n *node) waiting(t *testing.T, calls ...func() (v1.ApplyResult, error)) []
 	t.Helper()
 	out := make([]answer, len(calls))
 	var wg sync.WaitGroup
-	n.changes.Lock()
+	n.Exclusive.Lock()
 	for i, call := range calls {
 		wg.Go(func() { out[i].result, out[i].err = call() })
-		wait.Until(t, "the request waits", func() bool {
-			n.group.mu.Lock()
-			defer n.group.mu.Unlock()
-			return len(n.group.waiting) == i+1
-		})
+		wait.Until(t, "the request waits", func() bool { return n.Waiting() == i+1 })
 	}
-	n.changes.Unlock()
+	n.Exclusive.Unlock()
 	wg.Wait()
 	return out
 }
@@ -113,7 +109,7 @@ func TestServicesShareOneChange(t *testing.T) {
 	if made := changesMade(t, n) - before; made != 1 {
 		t.Errorf("%d changes, want 1", made)
 	}
-	stored, err := n.store.Snapshot()
+	stored, err := n.Store.Snapshot()
 	if err != nil || stored.Len(resource.Service) != 2+len(hosts) {
 		t.Errorf("%d services are stored, %v", stored.Len(resource.Service), err)
 	}
@@ -150,7 +146,7 @@ func TestDeletionsShareOneChange(t *testing.T) {
 	if made := changesMade(t, n) - before; made != 2 { // s3 is created by the first, and deleted by the second
 		t.Errorf("%d changes, want 2", made)
 	}
-	stored, err := n.store.Snapshot()
+	stored, err := n.Store.Snapshot()
 	if err != nil || stored.Len(resource.Service) != 2 {
 		t.Errorf("%d services are stored, %v", stored.Len(resource.Service), err)
 	}
@@ -166,9 +162,9 @@ func TestDeletionsShareOneChange(t *testing.T) {
 func TestGroupFails(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, nil, module("count", "counter", "*", nil))
-	n.changes.Lock()
-	err := n.store.Close()
-	n.changes.Unlock()
+	n.Exclusive.Lock()
+	err := n.Store.Close()
+	n.Exclusive.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}

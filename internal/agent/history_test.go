@@ -30,9 +30,9 @@ func (n *node) recorded(t *testing.T) []v1.ChangeRecord {
 
 // present is the desired state.
 func (n *node) present() resource.State {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.now.Desired
+	n.Lock.Lock()
+	defer n.Lock.Unlock()
+	return n.Now.Desired
 }
 
 // specsOf is what is desired, without generations.

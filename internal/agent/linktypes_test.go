@@ -42,7 +42,7 @@ func (n *node) addTun(t *testing.T, name string, linkType int) (*os.File, int) {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the agent knows "+name, func() bool {
-		l := n.watcher.HostInterfaces()[name]
+		l := n.Watcher.HostInterfaces()[name]
 		return l.Ifindex == at.Index && int(l.Type) == linkType
 	})
 	return tun, at.Index

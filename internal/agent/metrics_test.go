@@ -48,8 +48,8 @@ func (n *node) collect(t *testing.T, name string) (samples []sample) {
 func TestScrapeDuringChange(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("counter", "counter", "*", nil))
-	n.Agent.changes.Lock()
-	defer n.Agent.changes.Unlock()
+	n.Agent.Exclusive.Lock()
+	defer n.Agent.Exclusive.Unlock()
 	if got := n.collect(t, "kerb_modules"); len(got) != 1 || got[0].Value != 1 {
 		t.Errorf("%+v", got)
 	}

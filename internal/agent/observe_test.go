@@ -19,7 +19,7 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	var lookups atomic.Int32
 	n.stop()
 	n.opened = func(a *Agent) {
-		a.observer.Resolve = func(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
+		a.Observer.Resolve = func(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
 			if _, ours := specs["web"]; ours { // and not a reconciliation's
 				lookups.Add(1)
 			}
@@ -48,7 +48,7 @@ func TestObservedAfterPreparing(t *testing.T) {
 	}
 	n.stop()
 	n.opened = func(a *Agent) {
-		a.observer.Resolve = func(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
+		a.Observer.Resolve = func(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
 			if _, ours := specs["web"]; ours { // and not a reconciliation's
 				if err := os.RemoveAll(dir); err != nil { // what is prepared now fails
 					t.Error(err)

@@ -47,7 +47,7 @@ func TestPrune(t *testing.T) {
 		if len(found) != len(want) {
 			t.Errorf("%v run, want %v", found, want)
 		}
-		if stored, err := n.store.Snapshot(); err != nil || !reflect.DeepEqual(stored, n.present()) {
+		if stored, err := n.Store.Snapshot(); err != nil || !reflect.DeepEqual(stored, n.present()) {
 			t.Errorf("stored is %v, not %v: %v", stored, n.present(), err)
 		}
 	}

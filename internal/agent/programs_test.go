@@ -22,13 +22,13 @@ func TestServiceIsReadAlone(t *testing.T) {
 	n.opened = func(a *Agent) {
 		a.Look = func(time.Duration) (chain.State, error) {
 			looks++
-			return a.dp.Observe()
+			return a.Dataplane.Observe()
 		}
 	}
 	n.start(t)
 	n.apply(t, n.both(), module("count", "counter", "*", nil))
-	n.changes.Lock() // a change is under way
-	defer n.changes.Unlock()
+	n.Exclusive.Lock() // a change is under way
+	defer n.Exclusive.Unlock()
 	read := func() *v1.ServiceStatus {
 		t.Helper()
 		s, err := get(t.Context(), n, resource.Service, "web")

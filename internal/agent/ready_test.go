@@ -28,7 +28,7 @@ func TestReadyAfterTheFirstReconciliation(t *testing.T) {
 	}
 	defer systemd.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
-	n.opened = func(a *Agent) { a.changes.Lock() } // as a change would that takes its time
+	n.opened = func(a *Agent) { a.Exclusive.Lock() } // as a change would that takes its time
 	n.start(t)
 	n.awaitAPI(t)
 	if c := n.reconciledCondition(t); c.Status != "False" || c.Reason != "Starting" {
@@ -38,7 +38,7 @@ func TestReadyAfterTheFirstReconciliation(t *testing.T) {
 	if got, err := peek(systemd, text); !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("systemd was notified before: %q %v", text[:got], err)
 	}
-	n.Agent.changes.Unlock()
+	n.Agent.Exclusive.Unlock()
 	if err := systemd.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}

@@ -97,7 +97,7 @@ func (n *node) blocked(t *testing.T, want bool) {
 // deleteElement deletes the address of db from a set in the kernel, and nowhere else.
 func (n *node) deleteElement(set string) error {
 	db := netip.PrefixFrom(n.db.Addr4(), 32)
-	return n.sets.Kernel.Change(sdk.SetReference{Set: set}.ID(), 99, nil, []netip.Prefix{db})
+	return n.Sets.Kernel.Change(sdk.SetReference{Set: set}.ID(), 99, nil, []netip.Prefix{db})
 }
 
 // A set is applied with the module that refers to it, changed by elements while the module's program stays, kept over a
@@ -140,9 +140,9 @@ func TestSets(t *testing.T) {
 		t.Errorf("deleted while it is used: %v", err)
 	}
 	// as if the agent was killed after it had written the kernel and before it wrote the store
-	n.changes.Lock()
+	n.Exclusive.Lock()
 	err = n.deleteElement("bad")
-	n.changes.Unlock()
+	n.Exclusive.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,21 +220,21 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	setModule := func(d *deploy.Module) {
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.now.Modules["fw"] = d
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		n.Lock.Lock()
+		defer n.Lock.Unlock()
+		n.Now.Modules["fw"] = d
 	}
 	failed := func() error {
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		return n.now.Modules["fw"].Err
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		return n.Now.Modules["fw"].Err
 	}
 	// as if the agent had started while the control plane did not
-	n.mu.Lock()
-	runs := n.now.Modules["fw"]
-	n.mu.Unlock()
+	n.Lock.Lock()
+	runs := n.Now.Modules["fw"]
+	n.Lock.Unlock()
 	down := deploy.Unavailable(runs.Resource, errors.New("no control plane"), true, nil)
 	down.Control = runs.Control
 	setModule(down)
@@ -243,13 +243,13 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "module fw, which cannot run now, names set bad") {
 		t.Errorf("deleted under a module that cannot run: %v", err)
 	}
-	n.changes.Lock()
-	n.mu.Lock()
-	n.now.Desired = n.now.Desired.Clone()
-	delete(n.now.Desired[v1.KindSet], "bad")
-	n.mu.Unlock()
-	n.changes.Unlock()
-	n.retryFailed()
+	n.Exclusive.Lock()
+	n.Lock.Lock()
+	n.Now.Desired = n.Now.Desired.Clone()
+	delete(n.Now.Desired[v1.KindSet], "bad")
+	n.Lock.Unlock()
+	n.Exclusive.Unlock()
+	n.RetryFailed()
 	if err := failed(); err == nil || !strings.Contains(err.Error(), "there is no set bad") {
 		t.Errorf("without its set the module has %v", err)
 	}
@@ -262,7 +262,7 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 	if _, err := n.tryApply(bad); err != nil {
 		t.Fatal(err)
 	}
-	n.retryFailed()
+	n.RetryFailed()
 	if err := failed(); err != nil {
 		t.Errorf("with its set the module has %v", err)
 	}
@@ -288,10 +288,10 @@ func TestSetsThatCannotBeWritten(t *testing.T) {
 		})
 	}
 	problem := func() bool { return problemOf("bad") }
-	n.changes.Lock()
+	n.Exclusive.Lock()
 	err := n.deleteElement("bad")
-	n.sets.Kernel.Close()
-	n.changes.Unlock()
+	n.Sets.Kernel.Close()
+	n.Exclusive.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -304,19 +304,19 @@ func TestSetsThatCannotBeWritten(t *testing.T) {
 	if problemOf("good") {
 		t.Error("a set that is in the kernel as it should be is a problem of the node")
 	}
-	n.changes.Lock()
-	n.mu.Lock()
-	n.now.Desired = n.now.Desired.Clone()
-	n.now.Desired.Put(resource.ObjectOf(services[1]))
-	n.mu.Unlock()
-	err = n.reconcile()
-	n.changes.Unlock()
+	n.Exclusive.Lock()
+	n.Lock.Lock()
+	n.Now.Desired = n.Now.Desired.Clone()
+	n.Now.Desired.Put(resource.ObjectOf(services[1]))
+	n.Lock.Unlock()
+	err = n.Reconcile()
+	n.Exclusive.Unlock()
 	if err == nil || !strings.HasPrefix(n.chainsOn(t, n.db)["tc-egress"], "fw ") {
 		t.Errorf("%v, chains %v", err, n.chainsOn(t, n.db))
 	}
-	n.changes.Lock()
-	n.sets.Kernel = nil // opened again
-	n.changes.Unlock()
+	n.Exclusive.Lock()
+	n.Sets.Kernel = nil // opened again
+	n.Exclusive.Unlock()
 	wait.Until(t, "the set is written again", func() bool { return !problem() })
 	n.blocked(t, true)
 }
@@ -345,15 +345,15 @@ func TestSelectorsThatDoNotFit(t *testing.T) {
 	services := n.both()
 	services[1].Metadata.Labels = map[string]string{"role": "db"}
 	n.apply(t, services, blocking(map[string]any{"services": "role=db"}))
-	<-n.Agent.reconciled // which would make maps of all those sets, each with a grace period
-	n.changes.Lock()
-	n.mu.Lock()
-	n.now.Desired = n.now.Desired.Clone()
+	<-n.Reconciled() // which would make maps of all those sets, each with a grace period
+	n.Exclusive.Lock()
+	n.Lock.Lock()
+	n.Now.Desired = n.Now.Desired.Clone()
 	for i := range dataplane.MaxSets - 1 {
-		n.now.Desired.Put(resource.ObjectOf(setOf(fmt.Sprint("s", i), "addresses")))
+		n.Now.Desired.Put(resource.ObjectOf(setOf(fmt.Sprint("s", i), "addresses")))
 	}
-	n.mu.Unlock()
-	n.changes.Unlock()
+	n.Lock.Unlock()
+	n.Exclusive.Unlock()
 	var full *apierrors.Conflict
 	for _, change := range []resource.Object{resource.ObjectOf(blocking(map[string]any{"services": "role=cache"})),
 		resource.ObjectOf(setOf("more", "addresses"))} {

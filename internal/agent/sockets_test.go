@@ -283,9 +283,9 @@ func TestTraceOfSockets(t *testing.T) {
 		})
 	}()
 	wait.Until(t, "the trace runs", func() bool {
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		return len(n.traces) == 1
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		return len(n.Sessions) == 1
 	})
 	talk(t, n.db, n.db, "of the other service")
 	talk(t, n.web, n.db, "hello") // web sends it once: the answer is db's
@@ -318,9 +318,9 @@ func TestTraceOfSockets(t *testing.T) {
 		done <- n.Trace(ctx, v1.TraceRequest{Messages: true, Seconds: 60}, func(v1.TraceLine) error { return nil })
 	}()
 	wait.Until(t, "the trace runs", func() bool {
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		return len(n.traces) > 0 && n.traces[len(n.traces)-1].Runs()
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		return len(n.Sessions) > 0 && n.Sessions[len(n.Sessions)-1].Runs()
 	})
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", map[string]any{"only_port": float64(1)}))
 	if err := <-done; !errors.As(err, &conflict) {
@@ -367,7 +367,7 @@ func TestSocketsLeave(t *testing.T) {
 		t.Error("nothing was redirected")
 	}
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fast"})
-	state, err := n.dp.Observe()
+	state, err := n.Dataplane.Observe()
 	if err != nil || len(state.Points) != 0 || len(state.MapSets["fast"]) != 1 {
 		t.Fatalf("after the removal: %+v, %v", state, err)
 	}
@@ -380,7 +380,7 @@ func TestSocketsLeave(t *testing.T) {
 		t.Fatalf("%d bytes, %v, or others than were sent", len(got), err)
 	}
 	wait.Until(t, "the module is gone", func() bool {
-		state, err := n.dp.Observe()
+		state, err := n.Dataplane.Observe()
 		return err == nil && len(state.Chains) == 0 && len(state.MapSets) == 0
 	})
 	exchange(t, client, srv, "plain")
@@ -524,7 +524,7 @@ func TestSocketsFailOpen(t *testing.T) {
 	}
 	n.start(t)
 	wait.Until(t, "nothing runs", func() bool {
-		state, err := n.dp.Observe()
+		state, err := n.Dataplane.Observe()
 		return err == nil && len(state.Chains) == 0
 	})
 	talk(t, n.web, n.db, "plain")

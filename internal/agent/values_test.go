@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -69,9 +70,9 @@ func TestRuleChangeAsksOnce(t *testing.T) {
 	n.apply(t, n.both(), denyPorts(4001))
 	prepare := func(port int, fill bool) bool {
 		t.Helper()
-		n.changes.Lock()
-		defer n.changes.Unlock()
-		all, err := n.preparer.All([]v1.Module{denyPorts(port)}, n.now.Modules, fill)
+		n.Exclusive.Lock()
+		defer n.Exclusive.Unlock()
+		all, err := n.Preparer.All([]v1.Module{denyPorts(port)}, n.Now.Modules, fill)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,10 +80,10 @@ func TestRuleChangeAsksOnce(t *testing.T) {
 	}
 	fills := func() (last uint64) {
 		t.Helper()
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.Lock.Lock()
+		defer n.Lock.Unlock()
 		var owner struct{ Rule, Fill uint64 }
-		for entries, slot := n.live.Maps("fw")["owners"].Iterate(), uint32(0); entries.Next(&slot, &owner); {
+		for entries, slot := n.Live.Maps("fw")["owners"].Iterate(), uint32(0); entries.Next(&slot, &owner); {
 			last = max(last, owner.Fill)
 		}
 		return last
@@ -226,7 +227,7 @@ func TestValueChanges(t *testing.T) {
 // values is the identity of the values that packets meet.
 func (n *node) values(t *testing.T) (id string) {
 	t.Helper()
-	state, err := n.observeKernel()
+	state, err := n.Look(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,9 +240,9 @@ func (n *node) values(t *testing.T) (id string) {
 func (n *node) undoes(t *testing.T, next v1.Module) {
 	t.Helper()
 	before := n.values(t)
-	n.changes.Lock()
-	err := n.store.Close()
-	n.changes.Unlock()
+	n.Exclusive.Lock()
+	err := n.Store.Close()
+	n.Exclusive.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}

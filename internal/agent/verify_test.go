@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -16,7 +17,7 @@ import (
 func TestVerify(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("m", testPackage(t, "pass"), "*", nil))
-	before, err := n.observeKernel()
+	before, err := n.Look(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,14 +56,14 @@ func TestVerify(t *testing.T) {
 	if now := n.Failures.Load(); now != failures {
 		t.Errorf("%d changes have failed, before %d", now, failures)
 	}
-	after, err := n.observeKernel()
+	after, err := n.Look(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !reflect.DeepEqual(before, after) {
 		t.Errorf("the kernel has\n%+v\nbefore\n%+v", after, before)
 	}
-	if m, _ := resource.Module.Get(n.now.Desired, "m"); m.Spec.Package != testPackage(t, "pass") {
+	if m, _ := resource.Module.Get(n.Now.Desired, "m"); m.Spec.Package != testPackage(t, "pass") {
 		t.Errorf("the desired state has package %s", m.Spec.Package)
 	}
 }

@@ -182,9 +182,9 @@ func TestVirtualServices(t *testing.T) {
 func (n *node) killControl(t *testing.T) {
 	t.Helper()
 	state := func() control.State {
-		n.Agent.mu.Lock()
-		defer n.Agent.mu.Unlock()
-		return n.now.Modules["probe"].Control.State()
+		n.Lock.Lock()
+		defer n.Lock.Unlock()
+		return n.Now.Modules["probe"].Control.State()
 	}
 	first := state()
 	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {
@@ -196,9 +196,9 @@ func (n *node) killControl(t *testing.T) {
 // moduleID is the probe's map set in the kernel.
 func (n *node) moduleID(t *testing.T) string {
 	t.Helper()
-	n.Agent.mu.Lock()
-	defer n.Agent.mu.Unlock()
-	return n.now.Modules["probe"].Dataplane.ID
+	n.Lock.Lock()
+	defer n.Lock.Unlock()
+	return n.Now.Modules["probe"].Dataplane.ID
 }
 
 func addAddress(name string, p netip.Prefix) error {

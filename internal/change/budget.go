@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"errors"
@@ -84,19 +84,19 @@ func alone(dp *dataplane.Dataplane, d *deploy.Module) *dataplane.Bound {
 }
 
 // candidates are the modules that run, each to be measured on maps of its own.
-func (a *Agent) candidates() (out []apply.Candidate) {
-	a.changes.Lock() // a change has measured what does not run yet
-	defer a.changes.Unlock()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(a.now.Modules)) {
-		d := a.now.Modules[name]
+func (p *Pipeline) candidates() (out []apply.Candidate) {
+	p.Exclusive.Lock() // a change has measured what does not run yet
+	defer p.Exclusive.Unlock()
+	p.Lock.Lock()
+	defer p.Lock.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(p.Now.Modules)) {
+		d := p.Now.Modules[name]
 		if d.Err != nil {
 			continue
 		}
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			b := alone(a.dp, d)
+			b := alone(p.Dataplane, d)
 			b.Background = true
 			defer b.Close()
 			return b.Measure(name, d.AttachedHooks()...)

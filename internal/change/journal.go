@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"cmp"
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/view"
@@ -47,23 +50,64 @@ func (j journal) record(q *grouped) {
 }
 
 // Revert makes the resources of a change what they were before it: all of them or none.
-func (a *Agent) Revert(ctx context.Context, r v1.RevertRequest) (result v1.ApplyResult, err error) {
-	back, err := a.ChangeLog.Reverse(r)
+func (s *Requests) Revert(ctx context.Context, r v1.RevertRequest) (result v1.ApplyResult, err error) {
+	back, err := s.ChangeLog.Reverse(r)
 	if err != nil {
 		return result, err
 	}
-	a.changes.Lock()
-	defer a.changes.Unlock()
+	s.Exclusive.Lock()
+	defer s.Exclusive.Unlock()
 	if !r.Force {
-		if err := a.ChangeLog.CheckSince(back.Of, a.now.Desired); err != nil {
+		if err := s.ChangeLog.CheckSince(back.Of, s.Now.Desired); err != nil {
 			return result, err
 		}
 	}
 	next := resource.Request{Resources: back.Put, DryRun: r.DryRun, By: resource.Writer{Owner: back.Owner, Force: true}}
 	next.Remove = slices.DeleteFunc(back.Remove, func(gone resource.Ref) bool {
-		return a.now.Desired[gone.Kind][gone.Name] == nil
+		return s.Now.Desired[gone.Kind][gone.Name] == nil
 	})
 	q := &grouped{Request: next, reverts: r.Number, ctx: ctx}
-	a.executeAlone(q)
+	s.executeAlone(q)
 	return q.result, q.err
 }
+
+// audit logs a change: the client, the resources and the outcome.
+func (j journal) audit(ctx context.Context, result v1.ApplyResult, err error) {
+	if result.DryRun {
+		return
+	}
+	by := slog.Any("by", serve.Caller(ctx, j.ProcessName))
+	logged := false
+	for _, c := range result.Changes {
+		switch {
+		case c.Action == "unchanged":
+			continue
+		case err != nil:
+			why := refusalOf(c, err)
+			j.Log.Warn("change refused", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "error", why)
+		default:
+			j.Log.Info("change", by, "action", c.Action, "kind", c.Kind, "name", c.Name, "outcome", "done")
+		}
+		logged = true
+	}
+	if err != nil && !logged {
+		j.Log.Warn("change refused", by, "error", err)
+	}
+}
+
+// refusalOf returns what an error that refuses a request says of one of its resources.
+func refusalOf(c v1.Change, err error) error {
+	all := apierrors.Invalids(err)
+	if len(all) == 0 {
+		return err
+	}
+	var own []error
+	for _, one := range all {
+		if one.Resource == c.Kind+" "+c.Name || one.Resource == "" {
+			own = append(own, one)
+		}
+	}
+	return cmp.Or(errors.Join(own...), errOthersRefused)
+}
+
+var errOthersRefused = errors.New("other resources of the request were refused")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"context"
@@ -14,13 +14,13 @@ import (
 // as to verify the chain of a change, and changes that follow each other need not wait for it.
 const linkAfter = time.Second
 
-// calm links chains when no change follows: those that the next service will need, and timed copies of those that run.
-type calm struct {
-	*Agent
-	refused map[string]bool // chains that the kernel does not take, and those whose copy it does not, by identity
+// Calm links chains when no change follows: those that the next service will need, and timed copies of those that run.
+type Calm struct {
+	*Pipeline
+	Refused map[string]bool // chains that the kernel does not take, and those whose copy it does not, by identity
 }
 
-func (c calm) run(ctx context.Context) {
+func (c Calm) run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
@@ -39,57 +39,57 @@ func (c calm) run(ctx context.Context) {
 		}
 		for ctx.Err() == nil && c.linkReady() {
 		}
-		c.timeChains(ctx)
+		c.TimeChains(ctx)
 	}
 }
 
 // linkReady links one of the chains of services that may come, as a change that follows waits for no more than one. It
 // reports whether there may be more.
-func (c calm) linkReady() bool {
-	c.changes.Lock()
-	defer c.changes.Unlock()
-	ready, err := c.now.Inputs().Ready(c.now.Points)
+func (c Calm) linkReady() bool {
+	c.Exclusive.Lock()
+	defer c.Exclusive.Unlock()
+	ready, err := c.Now.Inputs().Ready(c.Now.Points)
 	if err != nil {
 		return false // a cycle, which the node's conditions report
 	}
-	k := c.kernelOf(c.now.Modules)
+	k := c.kernelOf(c.Now.Modules)
 	defer k.Close()
 	for _, spec := range ready {
 		id := spec.ID()
-		if c.refused[id] || c.dp.HasChain(spec) {
+		if c.Refused[id] || c.Dataplane.HasChain(spec) {
 			continue
 		}
 		err := k.CreateChain(spec)
 		if c.note(id, err); err != nil {
-			c.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
+			c.Log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
 		}
-		return err == nil || c.refused[id] // others may pass with the next change
+		return err == nil || c.Refused[id] // others may pass with the next change
 	}
 	return false
 }
 
-// timeChains has the chains that run measure the latency of their modules. What failed is tried again after the next
+// TimeChains has the chains that run measure the latency of their modules. What failed is tried again after the next
 // change, unless the verifier has refused it. It excludes no change: should a change remove a chain meanwhile, its copy
 // goes with it.
-func (c calm) timeChains(ctx context.Context) {
-	c.mu.Lock()
-	chains, modules := c.now.Running()
-	c.mu.Unlock()
+func (c Calm) TimeChains(ctx context.Context) {
+	c.Lock.Lock()
+	chains, modules := c.Now.Running()
+	c.Lock.Unlock()
 	for id, spec := range chains {
-		if ctx.Err() != nil || c.refused[id] {
+		if ctx.Err() != nil || c.Refused[id] {
 			continue
 		}
-		if err := c.dp.Time(spec, modules, c.slower); err != nil {
+		if err := c.Dataplane.Time(spec, modules, c.Slower); err != nil {
 			c.note(id, err)
-			c.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
+			c.Log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
 		}
 	}
 }
 
 // note remembers a chain that the verifier has refused. Other errors may pass.
-func (c calm) note(id string, err error) {
+func (c Calm) note(id string, err error) {
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) {
-		c.refused[id] = true
+		c.Refused[id] = true
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"context"
@@ -46,26 +46,38 @@ func (q *grouped) change(desired resource.State, result *v1.ApplyResult) (change
 	return changes, err
 }
 
-// group is the requests that wait for the change before them.
-type group struct {
+// Requests executes and records what clients ask for.
+type Requests struct {
+	*Pipeline
+	journal journal
 	mu      sync.Mutex
-	waiting []*grouped
+	waiting []*grouped // for the change before them
 }
+
+// NewRequests returns what executes requests by a pipeline.
+func NewRequests(p *Pipeline) *Requests { return &Requests{Pipeline: p, journal: journal{p.Views}} }
 
 // add reports whether q is the first one, which executes the group.
-func (g *group) add(q *grouped) (first bool) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.waiting = append(g.waiting, q)
-	return len(g.waiting) == 1
+func (s *Requests) add(q *grouped) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = append(s.waiting, q)
+	return len(s.waiting) == 1
 }
 
-func (g *group) take() []*grouped {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	all := g.waiting
-	g.waiting = nil
+func (s *Requests) take() []*grouped {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := s.waiting
+	s.waiting = nil
 	return all
+}
+
+// Waiting returns how many requests wait to share a change.
+func (s *Requests) Waiting() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.waiting)
 }
 
 // canShare reports whether a request may be executed together with others.
@@ -77,50 +89,50 @@ func canShare(r resource.Request) bool {
 
 // Apply creates, updates and deletes resources: all of them or none. It returns when the request was executed, alone
 // or, if it may be, with others.
-func (a *Agent) Apply(ctx context.Context, r resource.Request) (v1.ApplyResult, error) {
+func (s *Requests) Apply(ctx context.Context, r resource.Request) (v1.ApplyResult, error) {
 	q := &grouped{Request: r, ctx: ctx}
 	if !canShare(r) {
-		a.changes.Lock()
-		defer a.changes.Unlock()
-		a.executeAlone(q)
+		s.Exclusive.Lock()
+		defer s.Exclusive.Unlock()
+		s.executeAlone(q)
 		return q.result, q.err
 	}
 	q.err, q.done = errors.New("the agent failed to execute the change"), make(chan struct{})
-	a.lookAhead(q.Resources)
-	if a.group.add(q) {
-		a.applyGroup()
+	s.lookAhead(q.Resources)
+	if s.add(q) {
+		s.applyGroup()
 	}
 	<-q.done
 	return q.result, q.err
 }
 
-// executeAlone executes and records a request. a.changes is held: numbers follow the order in which changes were made.
-func (a *Agent) executeAlone(q *grouped) {
-	q.before, q.began = a.now.Desired, time.Now()
-	q.result, q.err = a.apply(q.Request)
-	a.journal.record(q)
+// executeAlone executes and records a request. Exclusive is held: numbers follow the order in which changes were made.
+func (s *Requests) executeAlone(q *grouped) {
+	q.before, q.began = s.Now.Desired, time.Now()
+	q.result, q.err = s.apply(q.Request)
+	s.journal.record(q)
 }
 
 // lookAhead looks up services that a request creates or moves, while others may be executed.
-func (a *Agent) lookAhead(all []resource.Object) {
+func (s *Requests) lookAhead(all []resource.Object) {
 	specs := map[string]v1.ServiceSpec{}
-	a.mu.Lock()
-	for _, s := range resource.Service.Of(all) {
-		now, exists := resource.Service.Get(a.now.Desired, s.Metadata.Name)
-		if !exists || !reflect.DeepEqual(now.Spec, s.Spec) {
-			specs[s.Metadata.Name] = s.Spec
+	s.Lock.Lock()
+	for _, next := range resource.Service.Of(all) {
+		now, exists := resource.Service.Get(s.Now.Desired, next.Metadata.Name)
+		if !exists || !reflect.DeepEqual(now.Spec, next.Spec) {
+			specs[next.Metadata.Name] = next.Spec
 		}
 	}
-	a.mu.Unlock()
-	a.observer.LookAhead(specs)
+	s.Lock.Unlock()
+	s.Observer.LookAhead(specs)
 }
 
 // applyGroup executes all requests that have arrived before it is their turn. Those that cannot be executed with the
 // others are executed alone, so that each gets its own error.
-func (a *Agent) applyGroup() {
-	a.changes.Lock()
-	defer a.changes.Unlock()
-	all := a.group.take()
+func (s *Requests) applyGroup() {
+	s.Exclusive.Lock()
+	defer s.Exclusive.Unlock()
+	all := s.take()
 	defer func() {
 		for _, q := range all {
 			close(q.done)
@@ -128,42 +140,42 @@ func (a *Agent) applyGroup() {
 	}()
 	alone := all
 	if len(all) > 1 {
-		alone = a.applyTogether(all)
+		alone = s.applyTogether(all)
 	}
 	for _, q := range alone {
-		a.executeAlone(q)
+		s.executeAlone(q)
 	}
 }
 
 // applyTogether executes requests as one change. It returns those that it has not executed.
-func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
+func (s *Requests) applyTogether(all []*grouped) (rest []*grouped) {
 	memtrim.Busy()
-	next, accepted, rest := merge(&a.now, all)
+	next, accepted, rest := merge(s.Now, all)
 	if len(accepted) < 2 {
 		return all
 	}
-	seen, err := a.observer.Observe(a.now.Observation(next))
+	seen, err := s.Observer.Observe(s.Now.Observation(next))
 	if err != nil {
 		return all
 	}
 	isLost := func(q *grouped) bool { return checkServices(q.newIn(seen)) != nil }
 	if lost := slices.DeleteFunc(slices.Clone(accepted), func(q *grouped) bool { return !isLost(q) }); len(lost) > 0 {
-		return slices.Concat(rest, lost, a.applyTogether(slices.DeleteFunc(accepted, isLost)))
+		return slices.Concat(rest, lost, s.applyTogether(slices.DeleteFunc(accepted, isLost)))
 	}
 	var changes resource.Changes
 	for _, q := range accepted {
 		changes.Put = append(changes.Put, q.changes.Put...)
 		changes.Remove = append(changes.Remove, q.changes.Remove...)
 	}
-	done, err := a.change(a.target(next, nil, seen), changes, nil, execute, a.store.RecoveryPending())
+	done, err := s.change(s.target(next, nil, seen), changes, nil, execute, s.Store.RecoveryPending())
 	if err != nil {
 		return all
 	}
-	warnings := slices.Concat(done.warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
+	warnings := slices.Concat(done.warnings, s.Now.ModuleWarnings(nil), s.Now.ReplyWarnings())
 	for _, q := range accepted {
 		q.err, q.result.Steps = nil, texts(q.stepsOf(done.steps, seen))
 		q.result.Warnings = append(q.result.Warnings, warnings...)
-		a.journal.record(q)
+		s.journal.record(q)
 	}
 	return rest
 }

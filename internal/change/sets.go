@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"context"
@@ -13,26 +13,26 @@ import (
 
 // restoreSets makes the sets in the kernel what they were before a change, if that has failed. If they cannot be
 // restored, reconciliations try it again.
-func (a *Agent) restoreSets(failed error) {
+func (p *Pipeline) restoreSets(failed error) {
 	if failed == nil {
 		return
 	}
-	if err := a.sets.Fill(a.now.Desired, a.now.Sets()); err != nil {
-		a.log.Error("sets cannot be restored; trying again", "error", err)
-		a.requestReconcile()
+	if err := p.Sets.Fill(p.Now.Desired, p.Now.Sets()); err != nil {
+		p.Log.Error("sets cannot be restored; trying again", "error", err)
+		p.RequestReconcile()
 	}
-	a.sets.Retain(a.now.Sets())
+	p.Sets.Retain(p.Now.Sets())
 }
 
 // ChangeSet adds and deletes elements of a set: in the kernel, then in the store. If either fails, both are as before.
-func (a *Agent) ChangeSet(ctx context.Context, r resource.SetRequest) (result v1.SetChanged, err error) {
+func (s *Requests) ChangeSet(ctx context.Context, r resource.SetRequest) (result v1.SetChanged, err error) {
 	defer func() {
-		a.journal.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
+		s.journal.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
 	}()
-	a.changes.Lock()
-	defer a.changes.Unlock()
+	s.Exclusive.Lock()
+	defer s.Exclusive.Unlock()
 	memtrim.Busy() // the elements are copied
-	before, ok := resource.Set.Get(a.now.Desired, r.Name)
+	before, ok := resource.Set.Get(s.Now.Desired, r.Name)
 	if !ok {
 		return result, &apierrors.NotFound{Kind: v1.KindSet, Name: r.Name}
 	}
@@ -42,20 +42,20 @@ func (a *Agent) ChangeSet(ctx context.Context, r resource.SetRequest) (result v1
 	if err != nil || len(added)+len(removed) == 0 {
 		return result, err
 	}
-	next := a.now.Desired.Clone()
+	next := s.Now.Desired.Clone()
 	next.Put(resource.ObjectOf(set))
 	if err := resource.CheckElements(next, r.Name); err != nil {
 		return result, err
 	}
-	defer func() { a.restoreSets(err) }()
-	if err := a.sets.Change(before, set, added, removed); err != nil {
+	defer func() { s.restoreSets(err) }()
+	if err := s.Sets.Change(before, set, added, removed); err != nil {
 		return result, err
 	}
-	if err := a.store.CommitParts(resource.ObjectOf(set), added, removed); err != nil {
+	if err := s.Store.CommitParts(resource.ObjectOf(set), added, removed); err != nil {
 		return result, err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.now.Desired = next
+	s.Lock.Lock()
+	defer s.Lock.Unlock()
+	s.Now.Desired = next
 	return result, nil
 }

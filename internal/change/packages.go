@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"context"
@@ -14,28 +14,31 @@ import (
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/view"
 )
 
 // stallTime is how long a registry may send nothing. The whole pull takes no longer than a request to the API may.
 const stallTime = 30 * time.Second
 
-// puller pulls packages for clients of the API, one at a time: each is in memory as a whole.
-type puller struct {
-	views       *view.Views
-	changes     *sync.Mutex // see Agent
+// Puller pulls packages for clients of the API, one at a time: each is in memory as a whole.
+type Puller struct {
+	pipeline    *Pipeline
 	store       *oci.Store
 	credentials string
 	busy        sync.Mutex
 }
 
+// NewPuller returns a puller into a store, with the file of the node's credentials.
+func NewPuller(p *Pipeline, into *oci.Store, credentials string) *Puller {
+	return &Puller{pipeline: p, store: into, credentials: credentials}
+}
+
 // PullPackage implements server.Backend. The signature is checked as in kerb package pull, and by the same keys.
-func (p *puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
+func (p *Puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
 	ref, err := referenceOf(r)
 	if err != nil {
 		return v1.Package{}, err
 	}
-	if there, err := p.views.Catalog.Get(ref.String()); err == nil {
+	if there, err := p.pipeline.Catalog.Get(ref.String()); err == nil {
 		return deploy.PackageView(there), nil
 	}
 	if !p.busy.TryLock() {
@@ -47,11 +50,11 @@ func (p *puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Packa
 	pulled, err := p.store.Pull(ctx, ref, oci.Trust{Owner: r.Owner},
 		oci.Transport{Credentials: p.credentials, Stall: stallTime})
 	if err != nil {
-		p.views.Log.Warn("a package is not pulled", "reference", ref.String(), "owner", r.Owner, "error", err)
+		p.pipeline.Log.Warn("a package is not pulled", "reference", ref.String(), "owner", r.Owner, "error", err)
 		return v1.Package{}, pullError(ref, err, p.credentials)
 	}
-	p.views.Log.Info("a package was pulled", "reference", ref.String(), "owner", r.Owner, "signedBy", pulled.SignedBy)
-	there, err := p.views.Catalog.Get(ref.String())
+	p.pipeline.Log.Info("a package was pulled", "reference", ref.String(), "owner", r.Owner, "signedBy", pulled.SignedBy)
+	there, err := p.pipeline.Catalog.Get(ref.String())
 	if err != nil {
 		return v1.Package{}, err
 	}
@@ -59,23 +62,23 @@ func (p *puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Packa
 }
 
 // RemovePackage implements server.Backend.
-func (p *puller) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.PackageRemoved, error) {
+func (p *Puller) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.PackageRemoved, error) {
 	ref, err := referenceOf(r)
 	if err != nil {
 		return v1.PackageRemoved{}, err
 	}
-	p.changes.Lock() // no module begins to use it meanwhile
-	defer p.changes.Unlock()
+	p.pipeline.Exclusive.Lock() // no module begins to use it meanwhile
+	defer p.pipeline.Exclusive.Unlock()
 	inUse := map[string]string{}
-	p.views.Lock.Lock()
-	for name, m := range resource.Module.All(p.views.Now.Desired) {
+	p.pipeline.Lock.Lock()
+	for name, m := range resource.Module.All(p.pipeline.Now.Desired) {
 		inUse[name] = m.Spec.Package
 	}
-	p.views.Lock.Unlock()
+	p.pipeline.Lock.Unlock()
 	if err := p.store.RemoveOf(r.Owner, ref, inUse); err != nil {
 		return v1.PackageRemoved{}, err
 	}
-	p.views.Log.Info("a package was removed", "reference", ref.String(), "owner", r.Owner)
+	p.pipeline.Log.Info("a package was removed", "reference", ref.String(), "owner", r.Owner)
 	return v1.PackageRemoved{Source: ref.String()}, nil
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"cmp"
@@ -32,35 +32,35 @@ func (t target) sets() sets.State {
 // target joins a desired state, its modules and what was observed for it. Modules that were not prepared for it are as
 // they are, also those that cannot run: a package or kernel that has changed since must neither change them nor block a
 // change of others.
-func (a *Agent) target(next resource.State, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
+func (p *Pipeline) target(next resource.State, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
 	t := target{next, map[string]*deploy.Module{}, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,
-		Linker: dataplane.Linker(), Functions: a.now.Functions}}
+		Linker: dataplane.Linker(), Functions: p.Now.Functions}}
 	for name := range resource.Module.All(next) {
-		d := cmp.Or(prepared[name], a.now.Modules[name])
+		d := cmp.Or(prepared[name], p.Now.Modules[name])
 		t.modules[name] = d
 		t.Modules[name] = &d.Module
 		if d.Sockets {
-			onSockets = append(onSockets, observe.Selection{Cgroups: d.CgroupPaths(a.observer.Cgroup), Services: d.Selector})
+			onSockets = append(onSockets, observe.Selection{Cgroups: d.CgroupPaths(p.Observer.Cgroup), Services: d.Selector})
 		}
 	}
-	a.observer.FindSockets(&seen, services, onSockets)
+	p.Observer.FindSockets(&seen, services, onSockets)
 	t.Observed = seen
 	return t
 }
 
 // selectedCgroups returns the cgroups that were observed, and the paths that modules select.
-func (a *Agent) selectedCgroups() (*observe.Sockets, map[string]bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+func (p *Pipeline) selectedCgroups() (*observe.Sockets, map[string]bool) {
+	p.Lock.Lock()
+	defer p.Lock.Unlock()
 	paths := map[string]bool{}
-	for _, d := range a.now.Modules {
-		for _, path := range d.CgroupPaths(a.observer.Cgroup) {
+	for _, d := range p.Now.Modules {
+		for _, path := range d.CgroupPaths(p.Observer.Cgroup) {
 			paths[path] = true
 		}
 	}
-	return a.now.Sockets, paths
+	return p.Now.Sockets, paths
 }
 
 // checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"maps"
@@ -14,14 +14,14 @@ import (
 
 // install makes t the agent's current state, notifies control planes of new map sets, and stops those that are no
 // longer used.
-func (a *Agent) install(t target, points plan.Placements) {
-	before, noReplies := a.now.Modules, t.enableReplies(a.dp, a.log, points)
-	a.bind(t)
-	a.replace(t, points, noReplies)
+func (p *Pipeline) install(t target, points plan.Placements) {
+	before, noReplies := p.Now.Modules, t.enableReplies(p.Dataplane, p.Log, points)
+	p.bind(t)
+	p.replace(t, points, noReplies)
 	for name, d := range before {
 		now := t.modules[name]
 		if now == nil {
-			a.forget(d)
+			p.forget(d)
 		} else if d.Control != nil && now.Control != d.Control {
 			go d.Control.Close() // it may take its time
 		}
@@ -29,14 +29,14 @@ func (a *Agent) install(t target, points plan.Placements) {
 }
 
 // bind binds the interfaces of services to them, and reports those that have left their service since the last time.
-func (a *Agent) bind(t target) {
-	if err := a.bindings.Bind(t.Observed.Services, t.Observed.Owners); err != nil {
-		a.log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
+func (p *Pipeline) bind(t target) {
+	if err := p.Bindings.Bind(t.Observed.Services, t.Observed.Owners); err != nil {
+		p.Log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
 	}
 	for name, s := range t.Observed.Services {
 		for _, l := range s.Links {
-			if l.Left && !left(a.now.Services[name], l.Ifindex) {
-				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name,
+			if l.Left && !left(p.Now.Services[name], l.Ifindex) {
+				p.Log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name,
 					"interface", l.Name, "reason", s.Err)
 			}
 		}
@@ -48,26 +48,26 @@ func left(s service.State, ifindex int) bool {
 }
 
 // forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under
-// a.mu, as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
-func (a *Agent) forget(d *deploy.Module) {
+// p.Lock, as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
+func (p *Pipeline) forget(d *deploy.Module) {
 	if d.Control != nil {
 		d.Control.Close()
 	}
 	name := d.Resource.Metadata.Name
-	if err := a.control.Forget(name); err != nil {
-		a.log.Warn("cannot remove stored data of a module", "module", name, "error", err)
+	if err := p.Control.Forget(name); err != nil {
+		p.Log.Warn("cannot remove stored data of a module", "module", name, "error", err)
 	}
 }
 
-func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.now.ForgetWithout(t.desired, t.modules)
-	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules,
+func (p *Pipeline) replace(t target, points plan.Placements, noReplies map[int]error) {
+	p.Lock.Lock()
+	defer p.Lock.Unlock()
+	p.Now.ForgetWithout(t.desired, t.modules)
+	p.Now.Desired, p.Now.Modules, p.Now.Services, p.Now.Points, p.Now.NoReplies, p.Now.Sockets = t.desired, t.modules,
 		t.Observed.Services, points, noReplies, t.Observed.Sockets
-	a.virtual.SetLocals(addresses(t.Observed.Services))
-	a.live.Replace(t.modules, a.now.Owners(), maps.Clone(points).AttachmentsOf)
-	a.now.EnqueueAll()
+	p.Virtual.SetLocals(addresses(t.Observed.Services))
+	p.Live.Replace(t.modules, p.Now.Owners(), maps.Clone(points).AttachmentsOf)
+	p.Now.EnqueueAll()
 }
 
 // addresses are those of all services, for the table.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package change
 
 import (
 	"cmp"
@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
@@ -15,24 +16,24 @@ import (
 )
 
 // disable disables those of the modules that the kernel rejects even alone, and reports whether there are any.
-func (a *Agent) disable(names []string) bool {
-	k := a.kernelOf(a.now.Modules)
+func (p *Pipeline) disable(names []string) bool {
+	k := p.kernelOf(p.Now.Modules)
 	defer k.Close()
 	found := false
 	for _, name := range names {
-		d := a.now.Modules[name]
+		d := p.Now.Modules[name]
 		if d == nil || d.Err != nil {
 			continue
 		}
 		var rejected *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
 		if err := k.Verify(name); errors.As(err, &rejected) {
-			a.log.Error("module cannot run", "module", name, "error", err)
+			p.Log.Error("module cannot run", "module", name, "error", err)
 			if d.Control != nil {
 				go d.Control.Close()
 			}
-			a.mu.Lock()
-			a.now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed, d.Rank)
-			a.mu.Unlock()
+			p.Lock.Lock()
+			p.Now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed, d.Rank)
+			p.Lock.Unlock()
 			found = true
 		}
 	}
@@ -90,4 +91,19 @@ func orderError(err error) error {
 			Reason: fmt.Sprint(err)}
 	}
 	return err
+}
+
+// rolledBack is what happened to a change that failed after its first step.
+func rolledBack(err error) (reason, message string) {
+	var failed *apply.RollbackError
+	if errors.As(err, &failed) {
+		return "RollbackFailed", fmt.Sprintf("the kernel is not as before: %v; after: %v", failed.Undo, failed.Err)
+	}
+	return "RolledBack", "the kernel is as before: " + err.Error()
+}
+
+// isHalfUndone reports whether the kernel is neither as desired nor as before.
+func isHalfUndone(err error) bool {
+	var failed *apply.RollbackError
+	return errors.As(err, &failed)
 }

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package change is the path of a change: requests of clients and reconciliations become the node's next state, one
+// after the other. Each is planned, executed and committed so that all of it happens or none.
+package change
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/sets"
+	"github.com/kerb-edge/kerb/internal/view"
+)
+
+// Pipeline executes changes. Its exported fields are set before it runs.
+type Pipeline struct {
+	*view.Views // what the API reads: Now is written here only, under both Exclusive and Lock
+	Observer    *observe.Observer
+	Preparer    *deploy.Preparer
+	Watcher     *service.Watcher
+	Bindings    *service.Bindings // of interfaces to services
+	Virtual     *resolve.Table
+	Control     *control.Manager
+	Sets        *sets.Sets     // guarded by Exclusive
+	Budgets     *apply.Budgets // guards itself
+	Slower      time.Duration  // packets that chains keep, without a trace
+
+	Functions atomic.Bool // as configured: the next reconciliation makes modules functions
+	Exclusive sync.Mutex  // one change at a time, which may wait for control planes
+
+	wake       chan struct{}         // asks for a reconciliation
+	converged  chan struct{}         // there may be chains without a timed copy
+	selected   chan struct{}         // modules may select other cgroups
+	reconciled chan struct{}         // closed after the first one, whether it succeeded or not
+	busy       map[chain.Point]error // points that a program of others keeps from their chain
+	tracer     *Tracer
+}
+
+// New returns a pipeline that changes the state of views.
+func New(views *view.Views) *Pipeline {
+	p := &Pipeline{Views: views, wake: make(chan struct{}, 1), converged: make(chan struct{}, 1),
+		selected: make(chan struct{}, 1), reconciled: make(chan struct{})}
+	p.tracer = &Tracer{Pipeline: p}
+	views.Look = p.look
+	return p
+}
+
+// Tracer returns the tracer of the pipeline's chains.
+func (p *Pipeline) Tracer() *Tracer { return p.tracer }
+
+// Restore passes on the desired state of the store. Modules are as they were accepted.
+func (p *Pipeline) Restore() {
+	for _, all := range p.Now.Desired {
+		p.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
+	}
+	p.Virtual.Restore()
+	for name, m := range resource.Module.All(p.Now.Desired) {
+		p.Now.Modules[name] = p.Preparer.Accepted(m)
+	}
+	p.Watcher.Set(specs(p.Now.Desired))
+}
+
+// Run reconciles, and does what takes its time after changes, until ctx ends.
+func (p *Pipeline) Run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { p.follow(ctx) })
+	wg.Go(func() { Calm{p, map[string]bool{}}.run(ctx) })
+	wg.Go(func() { p.Budgets.Run(ctx, p.candidates, p.Now.Recorder.EnqueueKind(v1.KindModule)) })
+	wg.Go(func() { observe.WatchCgroups(ctx, p.selected, p.selectedCgroups, p.RequestReconcile) })
+	wg.Wait()
+}
