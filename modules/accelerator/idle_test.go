@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -136,18 +135,13 @@ func TestWaitsWhileTakenOut(t *testing.T) {
 	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
 	p.warm(c)
-	done, thread := make(chan error, 1), make(chan int, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		thread <- unix.Gettid()
+	done := blocks(t, unix.SYS_RECVFROM, func() error {
 		n, _, err := unix.Recvfrom(c.server, make([]byte, 200), 0)
 		if err == nil && n != 100 {
 			err = fmt.Errorf("%d bytes", n)
 		}
-		done <- err
-	}()
-	sleeps(t, <-thread)
+		return err
+	})
 	p.age(t)
 	p.goes(t)
 	c.send(c.client, make([]byte, 100))

@@ -28,23 +28,18 @@ func TestWaitAll(t *testing.T) {
 		want := noise(200)
 		got := make([]byte, 200)
 		c.within("receive all", func() error {
-			done, thread := make(chan error, 1), make(chan int, 1)
-			go func() {
-				runtime.LockOSThread()
-				defer runtime.UnlockOSThread()
-				thread <- unix.Gettid()
+			done := blocks(t, unix.SYS_RECVFROM, func() error {
 				n, _, err := unix.Recvfrom(c.server, got, unix.MSG_WAITALL)
 				if err == nil && n != len(got) {
 					err = errors.New("recv with MSG_WAITALL gives less")
 				}
-				done <- err
-			}()
-			sleeps(t, <-thread)
+				return err
+			})
 			for half := range 2 {
 				if err := writeAll(c.client, want[half*100:half*100+100]); err != nil {
 					return err
 				}
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // a recv that does not wait for all returns
 			}
 			return <-done
 		})
@@ -59,12 +54,22 @@ func TestWaitAll(t *testing.T) {
 	}
 }
 
-// sleeps waits until a thread of this process is blocked in recvfrom.
-func sleeps(t *testing.T, thread int) {
+// blocks calls do on a thread of its own, and returns when that is blocked in a system call. done gets what do returns.
+func blocks(t *testing.T, call int, do func() error) (done <-chan error) {
+	t.Helper()
+	result, thread := make(chan error, 1), make(chan int, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
+		result <- do()
+	}()
+	id := <-thread
 	wait.Until(t, "the thread receives", func() bool {
-		call, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
-		return strings.HasPrefix(string(call), fmt.Sprintf("%d ", unix.SYS_RECVFROM))
+		now, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", id))
+		return strings.HasPrefix(string(now), fmt.Sprintf("%d ", call))
 	})
+	return result
 }
 
 func TestLowWaterMark(t *testing.T) {
@@ -73,19 +78,18 @@ func TestLowWaterMark(t *testing.T) {
 	p.warm(c)
 	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 200))
 	c.within("receive", func() error {
-		done := make(chan error, 1)
-		go func() {
+		done := blocks(t, unix.SYS_READ, func() error {
 			n, err := unix.Read(c.server, make([]byte, 1000))
 			if err == nil && n < 200 {
 				err = errors.New("recv does not wait for SO_RCVLOWAT")
 			}
-			done <- err
-		}()
+			return err
+		})
 		for range 2 {
-			time.Sleep(3 * time.Millisecond)
 			if err := writeAll(c.client, make([]byte, 100)); err != nil {
 				return err
 			}
+			time.Sleep(3 * time.Millisecond) // a recv that does not wait for 200 bytes returns
 		}
 		return <-done
 	})
@@ -220,15 +224,13 @@ func TestEndOfStream(t *testing.T) {
 	c := p.connect(t)
 	p.warm(c)
 	c.within("end of stream", func() error {
-		done := make(chan error, 1)
-		go func() {
+		done := blocks(t, unix.SYS_READ, func() error {
 			n, err := unix.Read(c.server, make([]byte, 10))
 			if n != 0 {
 				err = errors.Join(errors.New("bytes at the end"), err)
 			}
-			done <- err
-		}()
-		time.Sleep(5 * time.Millisecond)
+			return err
+		})
 		unix.Close(c.client)
 		c.client = -1
 		return <-done
@@ -455,9 +457,7 @@ func TestBlockingReader(t *testing.T) {
 func (p *plane) block(t *testing.T, c *conn) {
 	t.Helper()
 	for range 4 {
-		done := make(chan error, 1)
-		go func() { done <- readAll(c.server, make([]byte, 100)) }()
-		time.Sleep(5 * time.Millisecond)
+		done := blocks(t, unix.SYS_READ, func() error { return readAll(c.server, make([]byte, 100)) })
 		c.send(c.client, noise(100))
 		c.within("receive", func() error { return <-done })
 		c.send(c.server, noise(100))

@@ -15,7 +15,7 @@ import (
 // bareSleeps is how many calls of time.Sleep without a reason the tests of each directory still have. The numbers only
 // go down: wait for a condition instead, with a deadline (wait.Until), or say in a comment why time itself has to pass.
 var bareSleeps = map[string]int{
-	"kmod": 4, "modules/accelerator": 15, "modules/responder/apps/coap": 1, "test/accelerator": 7,
+	"kmod": 4, "modules/accelerator": 11, "modules/responder/apps/coap": 1, "test/accelerator": 7,
 }
 
 // A sleep needs no comment as the pause of a loop that waits for a condition, and in a synctest bubble, where no time
