@@ -32,6 +32,7 @@ func TestVerifies(t *testing.T) {
 		}{
 			{"ingress", chain.Ingress, everything}, {"egress", chain.Egress, everything},
 			{"answers", chain.Ingress, answering}, {"forwards", chain.Ingress, forwards("", `"interface": "eth1"`)},
+			{"labels", chain.Egress, `{"classes": [{"name": "all", "direction": "both", "match": {"label": 7}}]}`},
 		} {
 			t.Run(string(hook)+" "+c.name, func(t *testing.T) { verifies(t, load(t, hook, c.direction, c.config)) })
 		}
