@@ -55,10 +55,11 @@ type variant struct {
 	available func(kind string) error // whether there are the programs of a place
 	allow     func() []string         // programs that take part with the config kerb, besides this benchmark's own
 	conclude  func(*experiment)       // adds the last notes
+	only      map[string]string       // the place of configs that are measured at one place only
 }
 
 var accelerator = variant{"kba", configs, workloads, openPlace, func(string) error { return nil },
-	func() []string { return nil }, (*experiment).noteCosts}
+	func() []string { return nil }, (*experiment).noteCosts, nil}
 
 func newRun() *experiment { return newVariant(accelerator) }
 
@@ -124,7 +125,8 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 	}
 	var trials []bench.Trial
 	for _, config := range e.configs {
-		if config == "unix" && (!w.unix || !slices.Contains(unixPlaces, place)) {
+		if config == "unix" && (!w.unix || !slices.Contains(unixPlaces, place)) || e.only[config] != "" &&
+			e.only[config] != place {
 			continue
 		}
 		trials = append(trials, e.trial(ctx, load, config, w))

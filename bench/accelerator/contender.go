@@ -69,6 +69,9 @@ func (c *contender) build(ctx context.Context) (err error) {
 			return fmt.Errorf("proxy %d: %w", i+1, err)
 		}
 	}
+	if c.place.start != nil {
+		return c.place.start(c, ctx)
+	}
 	return nil
 }
 
@@ -138,17 +141,25 @@ func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, s
 
 func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		select {
-		case err := <-p.exit:
-			p.exit <- err
-			return fmt.Errorf("it ended: %w: %s", err, &p.said)
-		default:
+		if err := p.failure(); err != nil {
+			return err
 		}
 		if err = ns.Do(serves); err == nil {
 			return nil
 		}
 	}
 	return fmt.Errorf("it does not serve: %w", err)
+}
+
+// failure is why the program has ended, if it has.
+func (p *process) failure() error {
+	select {
+	case err := <-p.exit:
+		p.exit <- err
+		return fmt.Errorf("it ended: %w: %s", err, &p.said)
+	default:
+		return nil
+	}
 }
 
 func dial(to address) func() error {

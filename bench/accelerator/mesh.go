@@ -11,15 +11,15 @@ import (
 )
 
 // `kerb bench mesh` is the matrix of Simas 2025: two pods of a node that talk by a service's address, without a
-// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator. `kerb bench paper simas` has the
-// published figures next to these.
+// mesh, on a path like Cilium's, through ztunnel and through sidecars, plain and with the accelerator. `kerb bench
+// paper simas` has the published figures next to these.
 
 func init() {
 	e := newVariant(mesh)
 	bench.Register(bench.Experiment{
 		Name: "mesh",
-		Short: "connections by a service's address, without a mesh, past the node's stack and through sidecars, plain and " +
-			"accelerated",
+		Short: "connections by a service's address, without a mesh, past the node's stack, through ztunnel and through " +
+			"sidecars, plain and accelerated",
 		Baseline:   "plain",
 		Loads:      meshLoads(),
 		QuickLoads: []string{"none/echo", "cilium-like/mqtt-qos1", "sidecar/echo"},
@@ -30,9 +30,11 @@ func init() {
 }
 
 // Plain is measured twice here, too. With unix the programs of a sidecar's path talk by AF_UNIX, as the limit.
-var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "unix"}
+// redirect-all is what ztunnel would gain: it may take part only where no message goes by TCP behind redirected ones.
+var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "redirect-all", "unix"}
 
-var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh}
+var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh,
+	map[string]string{"redirect-all": "ambient"}}
 
 // meshAllow are the programs of these workloads that the module does not include by itself, by the names of their
 // files: the operator who allows them says that they do without the calls that redirected sockets lack. The module
@@ -77,9 +79,10 @@ func (a amounts) share(scale float64) amounts {
 // noteMesh says what the figures are of.
 func (e *experiment) noteMesh() {
 	e.run.Note("not a cluster: two namespaces and one that routes between them, which translates the service's "+
-		"address (nftables as kube-proxy writes it; cilium-like: BPF); %s; cilium-like is bpf_redirect_peer without "+
-		"Cilium's connection tracking and policy; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient())
-	e.run.Note("Istio ambient is left out: there is no path through ztunnel (docs/limits.md)")
+		"address (nftables as kube-proxy writes it; cilium-like: BPF; ambient: ztunnel itself); %s; cilium-like is "+
+		"bpf_redirect_peer without Cilium's connection tracking and policy; ambient is ztunnel with one thread and a file "+
+		"in place of Istio's control plane, which closes connections between the pods after %v without use, so that each "+
+		"round has its own; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient(), tunnelIdle)
 	e.run.Note("kerb allows %v, which the module does not include by itself", e.allow())
 	e.run.Note("cpu and memory (PSS, its maximum of samples every %v) are of all programs: client, server, proxies, and "+
 		"with kerb the agent and its maps; the kernel's memory for sockets is left out", memoryPeriod)

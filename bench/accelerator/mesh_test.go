@@ -80,15 +80,25 @@ func TestMeshes(t *testing.T) {
 	}
 }
 
-// With the accelerator all connections between the programs of a mesh are redirected.
+// With the accelerator all connections between the programs of a mesh are redirected, but in ambient mode, as each has
+// ztunnel at an end. With redirect-all, those are, too.
 func TestMeshKerb(t *testing.T) {
-	for where, hops := range map[string]float64{"none": 1, "cilium-like": 1, "sidecar": 3} {
-		t.Run(where, func(t *testing.T) {
-			e := newMeshExperiment(t, where)
-			for name, connections := range map[string]float64{"echo": hops, "mqtt-qos1": 2 * hops} {
+	for name, c := range map[string]struct {
+		where, config string
+		echo, mqtt    float64
+	}{
+		"none":        {"none", "kerb", 1, 2},
+		"cilium-like": {"cilium-like", "kerb", 1, 2},
+		"ambient":     {"ambient", "kerb", 0, 0},
+		"ambient-all": {"ambient", "redirect-all", 3, 5}, // one between the pods, for both of MQTT
+		"sidecar":     {"sidecar", "kerb", 3, 6},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newMeshExperiment(t, c.where)
+			for name, connections := range map[string]float64{"echo": c.echo, "mqtt-qos1": c.mqtt} {
 				var accelerated float64
 				for range 3 { // a busy machine may stop a client in the middle of a turn for long
-					samples := measure(t, e, "kerb", name)
+					samples := measure(t, e, c.config, name)
 					checkMeshFigures(t, name, samples)
 					if accelerated = samples[len(samples)-1].Value; accelerated == connections {
 						break
@@ -159,16 +169,19 @@ func TestMeshIsLeftOut(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, where := range meshes {
 		err := meshAvailable(where)
-		if lacks := where == "sidecar"; lacks != errors.Is(err, bench.ErrLeftOut) {
+		if lacks := where == "ambient" || where == "sidecar"; lacks != errors.Is(err, bench.ErrLeftOut) {
 			t.Errorf("%s: %v", where, err)
 		}
 	}
 	e := newVariant(mesh)
 	e.run = bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
-	if err := e.runLoad(t.Context(), "sidecar/echo"); err != nil {
-		t.Fatal(err)
+	for _, load := range []string{"ambient/echo", "sidecar/echo"} {
+		if err := e.runLoad(t.Context(), load); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if notes := e.run.Report().Notes; len(notes) != 1 || !strings.Contains(notes[0], "envoy is not on PATH") {
+	if notes := e.run.Report().Notes; len(notes) != 2 || !strings.Contains(notes[0], "ztunnel is not on PATH") ||
+		!strings.Contains(notes[1], "envoy is not on PATH") {
 		t.Errorf("%q", notes)
 	}
 }

@@ -20,7 +20,7 @@ import (
 var objects embed.FS
 
 // meshes in the order in which they are measured.
-var meshes = []string{"none", "cilium-like", "sidecar"}
+var meshes = []string{"none", "cilium-like", "ambient", "sidecar"}
 
 // service is the address by which clients know the server. No interface has it.
 var service = netip.MustParseAddr("10.96.0.10")
@@ -57,7 +57,10 @@ func (p *place) buildMesh(kind string) (err error) {
 	if err := p.feed(p.lab.Node(), services.NFTables(service, p.server.Addr4(), ports)); err != nil {
 		return err
 	}
-	if kind == "sidecar" {
+	switch kind {
+	case "ambient":
+		p.addZtunnel()
+	case "sidecar":
 		return p.addEnvoys()
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/ambient"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/pki"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
@@ -20,8 +21,12 @@ import (
 
 // meshAvailable reports why a mesh cannot be had on this machine.
 func meshAvailable(mesh string) error {
-	if _, err := exec.LookPath("envoy"); err != nil && mesh == "sidecar" {
-		return fmt.Errorf("%w: envoy is not on PATH", bench.ErrLeftOut)
+	program := map[string]string{"ambient": ambient.Program, "sidecar": "envoy"}[mesh]
+	if program == "" {
+		return nil
+	}
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Errorf("%w: %s is not on PATH", bench.ErrLeftOut, program)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 package accelerator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -30,6 +31,7 @@ type place struct {
 	// By the port of a server: where the client finds what is or leads to it, and where it listens.
 	target, listen func(port int) address
 	hops           []hop
+	start          func(*contender, context.Context) error // what is between them and is no hop; nil: nothing
 }
 
 // hop is a program between client and server, for each port of a server.

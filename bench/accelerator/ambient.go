@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/ambient"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+)
+
+// tunnelIdle is how long ztunnel keeps a connection between the pods that carries nothing: no longer than from one
+// round to the next, so that no round has the connection of another workload.
+const tunnelIdle = 10 * time.Millisecond
+
+// addZtunnel puts ztunnel between the pods, one program for both, as a node has it.
+func (p *place) addZtunnel() { p.start = (*contender).startZtunnel }
+
+func (c *contender) startZtunnel(ctx context.Context) error {
+	p := c.place
+	agent, err := ambient.Prepare(ambient.Mesh{Pods: []*netlab.Host{p.client, p.server}, Service: service,
+		Server: p.server, Ports: c.ports()}, filepath.Join(c.dir, ambient.Program))
+	if err != nil {
+		return err
+	}
+	c.Later(agent.Close)
+	ready := dial(at(p.loopback, ambient.ReadyPort)(0))
+	program, err := c.start(ctx, p.lab.Node(), serverSide, ready, agent.Command(ambient.Program, tunnelIdle)...)
+	if err != nil {
+		if ambient.Untestable(err.Error()) {
+			err = fmt.Errorf("%w: ztunnel is built without its feature testing, by which it makes certificates: %w",
+				bench.ErrLeftOut, err)
+		}
+		return err
+	}
+	c.Later(program.stop)
+	return errors.Join(agent.Admit(), program.failure())
+}
