@@ -85,8 +85,11 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 	else if (!e->peer && e->is_client &&
 		 e->stop == ACCEL_EXECUTABLE) /* the server's, which answered so */
 		accel_learn_unanswered(ops);
-	if (peer)
+	if (peer) {
+		if (!e->redirects)
+			peer->plain = 1;
 		accel_stop(peer, ACCEL_CLOSED);
+	}
 	if (accel_may_remove_one(e, peer)) /* else it stays until its descriptor is closed, and it
 					      can no longer be found */
 		accel_sock_remove(e, cookie);

@@ -58,7 +58,7 @@ static __always_inline int accel_is_plain(const struct accel_end *e)
 	if (!e->stop)
 		return 0;
 	accel_barrier(); /* who redirects counts that before it examines stop */
-	return !other || (peer && !peer->redirects);
+	return !other || e->plain || (peer && !peer->redirects);
 }
 
 /* Reports to the agent, which has asked by 2, that the kernel calls the guard. */

@@ -48,6 +48,7 @@ func TestGuard(t *testing.T) {
 	}
 	t.Run("confirmed", p.confirmed)
 	t.Run("stopped", p.stopped)
+	t.Run("closed", p.closed)
 	t.Run("into socket", p.intoSocket)
 	t.Run("io.Copy", p.goCopy)
 	t.Run("haproxy", p.haproxy)
@@ -163,6 +164,55 @@ func (p guarded) confirmed(t *testing.T) {
 		if is != step.want {
 			t.Errorf("guarded is %d after %d, want %d", is, step.put, step.want)
 		}
+	}
+}
+
+// A socket that could be spliced from, because nothing was redirected to it, can be also when the other is closed.
+func (p guarded) closed(t *testing.T) {
+	c := p.connect(t)
+	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 10))
+	c.turn(100)
+	c.turn(100)
+	c.splices(c.client, c.server, nil)
+	c.send(c.client, noise(100))
+	server := p.closes(t, c)
+	if server.Plain != 1 {
+		t.Errorf("%+v", server)
+	}
+	if got, err := splice(t, c.server); len(got) != 100 || err != nil {
+		t.Errorf("%d bytes spliced after the peer has closed, %v", len(got), err)
+	}
+}
+
+// closes closes the client, and returns the end of the server once the data plane has forgotten the client.
+func (p *plane) closes(t testing.TB, c *conn) endEntry {
+	t.Helper()
+	e, known := p.end(c.server)
+	if !known {
+		t.Fatal("the server does not take part")
+	}
+	check(t, unix.Close(c.client))
+	c.client = -1
+	wait.Until(t, "the client is forgotten", func() bool {
+		_, known := entries[uint64, endEntry](p, mapEnds)[e.Peer]
+		return !known
+	})
+	e, _ = p.end(c.server)
+	return e
+}
+
+// An end whose peer has closed remembers that nothing was redirected to it: only then can it be spliced from.
+func TestPeerHasRedirectedNothing(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	c.turn(100)
+	if e := p.closes(t, c); e.Plain != 1 || e.Stop == 0 {
+		t.Errorf("nothing was redirected: %+v", e)
+	}
+	c = p.connect(t)
+	p.warm(c)
+	if e := p.closes(t, c); e.Plain != 0 || e.Stop == 0 {
+		t.Errorf("messages were redirected: %+v", e)
 	}
 }
 

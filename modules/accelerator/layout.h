@@ -192,7 +192,8 @@ struct accel_end {
 	__u8 is_client;
 	/* own: stopped, and none of this end's redirected messages is under way */
 	__u8 quiet;
-	__u16 zero;
+	__u8 plain; /* any: 1: the peer has closed, and has redirected nothing */
+	__u8 zero;
 	__u32 messages;	  /* own: sent, by whatever way */
 	__u32 seen;	  /* own: messages of the peer at the last one of ours */
 	/* own: since the peer's last; times that the peer had sent something before we did */

@@ -34,7 +34,7 @@ type (
 		Client, Server             uint32
 		Stop, Out                  uint32
 		IsClient, Quiet            uint8
-		Zero                       uint16
+		Plain, Zero                uint8
 		Messages, Seen             uint32
 		RunMessages, Turns, Queued uint32
 		RunBytes                   uint64
