@@ -151,16 +151,25 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 		for _, p := range out.Packets {
 			describeTraced(w, p, false)
 		}
-		verdict, _ := kerbabi.VerdictNamed(out.Verdict) // or pass
-		end := verdict.Past()
-		if out.Module != "" {
-			end += " by " + out.Module
-		}
-		if out.Reason != "" {
-			end += " (" + out.Reason + ")"
-		}
-		fmt.Fprintln(w, "the packet "+end)
+		fmt.Fprintln(w, describeEnd(out))
 	})
+}
+
+// describeEnd says what happens to the packet in the end. A verdict that this build does not know is shown as it is.
+func describeEnd(out v1alpha1.ExplainedPacket) string {
+	end := fmt.Sprintf("gets the verdict %q", out.Verdict)
+	if verdict, ok := kerbabi.VerdictNamed(out.Verdict); ok {
+		end = verdict.Past()
+	} else if out.Verdict == "pass" {
+		end = kerbabi.Next.Past()
+	}
+	if out.Module != "" {
+		end += " by " + out.Module
+	}
+	if out.Reason != "" {
+		end += " (" + out.Reason + ")"
+	}
+	return "the packet " + end
 }
 
 // explained are the words that explain takes.

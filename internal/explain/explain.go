@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -59,7 +60,8 @@ func (x *Node) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explain
 	}
 	out.Verdict = "pass"
 	for len(at) > 0 && len(out.Packets) < mostChains && ctx.Err() == nil {
-		seen, rest, passed, err := x.tryChain(ctx, at[0], frame)
+		point := at[0]
+		seen, rest, passed, err := x.tryChain(ctx, point, frame)
 		if err != nil {
 			return out, err
 		}
@@ -70,7 +72,7 @@ func (x *Node) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explain
 			}
 			continue
 		}
-		last := deciding(seen.Steps)
+		last := deciding(seen.Steps, x.Points[point].Chain.Members)
 		out.Verdict, out.Module, out.Reason = last.Verdict, last.Module, last.Reason
 		if at = x.ingressOf(last.Interface); len(at) > 0 {
 			out.Verdict, out.Module = "pass", ""
@@ -79,14 +81,24 @@ func (x *Node) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explain
 	return out, ctx.Err()
 }
 
-// deciding is the step whose verdict is that of the chain: the last one, or an earlier redirect that was deferred.
-func deciding(steps []v1.TraceStep) (last v1.TraceStep) {
+// deciding is the step whose verdict is that of a chain that keeps the packet: the last one, or an earlier redirect
+// that was deferred. Its verdict is one of the API: a number that is no verdict drops the packet if the module fails
+// closed, and otherwise leaves it to the next module. A chain in which no module decided has dropped the packet itself.
+func deciding(steps []v1.TraceStep, members []chain.Member) v1.TraceStep {
+	last := v1.TraceStep{Verdict: kerbabi.Drop.String()}
 	for _, s := range steps {
-		if s.Verdict != "next" {
+		if v, ok := kerbabi.VerdictNamed(s.Verdict); !ok && failsClosed(s.Module, members) {
+			s.Verdict, s.Reason = kerbabi.Drop.String(), kerbabi.DropReasons[kerbabi.DropBadVerdict]
+			last = s
+		} else if ok && v != kerbabi.Next {
 			last = s
 		}
 	}
 	return last
+}
+
+func failsClosed(module string, members []chain.Member) bool {
+	return slices.ContainsFunc(members, func(m chain.Member) bool { return m.Name == module && m.FailClosed })
 }
 
 // tryChain runs the frame through a copy of one chain.

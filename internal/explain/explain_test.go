@@ -88,9 +88,27 @@ func TestWhereAPacketGoesOn(t *testing.T) {
 	if at := x.ingressTo(netip.MustParseAddr("192.0.2.9")); at != nil {
 		t.Errorf("to no service: %v", at)
 	}
-	steps := []v1.TraceStep{{Verdict: "redirect", Module: "proxy"}, {Verdict: "next", Module: "tunnel"}}
-	if last := deciding(steps); last.Module != "proxy" {
-		t.Errorf("a redirect is deferred: %+v", last)
+}
+
+// The verdict at the end is one that the API has, also where a module returned none: by its failure policy.
+func TestDecidingStep(t *testing.T) {
+	members := []chain.Member{{Name: "open"}, {Name: "closed", FailClosed: true}}
+	step := func(module, verdict string) v1.TraceStep { return v1.TraceStep{Module: module, Verdict: verdict} }
+	for name, c := range map[string]struct {
+		steps []v1.TraceStep
+		want  v1.TraceStep
+	}{
+		"a redirect is deferred": {[]v1.TraceStep{step("proxy", "redirect"), step("tunnel", "next")},
+			step("proxy", "redirect")},
+		"no verdict, closed": {[]v1.TraceStep{step("proxy", "redirect"), step("closed", "invalid")},
+			v1.TraceStep{Module: "closed", Verdict: "drop", Reason: "bad_verdict"}},
+		"no verdict, open": {[]v1.TraceStep{step("proxy", "redirect"), step("open", "invalid")},
+			step("proxy", "redirect")},
+		"by no module": {[]v1.TraceStep{step("open", "next")}, v1.TraceStep{Verdict: "drop"}},
+	} {
+		if got := deciding(c.steps, members); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
 	}
 }
 
