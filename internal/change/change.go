@@ -25,14 +25,16 @@ func (p *Pipeline) apply(r resource.Request) (result v1.ApplyResult, err error) 
 	if err != nil {
 		return result, err
 	}
-	if !slices.ContainsFunc(changes.Put, func(o resource.Object) bool { return isNewModule(p.Now.Desired, o) }) {
+	deletes := r.OnlyDeletes() // it is part of the end of each pod: no warnings, which are about the whole node
+	isNew := func(o resource.Object) bool { return isNewModule(p.Now.Desired, o) }
+	if !deletes && !slices.ContainsFunc(changes.Put, isNew) {
 		memtrim.Busy()
 	}
 	modules := resource.Module.Of(r.Resources)
 	doubts, rejected := next.CheckAll(r.Resources, changes)
 	result.Warnings = doubts
 	defer func() {
-		if err == nil && !r.DryRun {
+		if err == nil && !r.DryRun && !deletes {
 			result.Warnings = append(append(result.Warnings, p.Now.ModuleWarnings(modules)...), p.Now.ReplyWarnings()...)
 		}
 	}()

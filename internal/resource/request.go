@@ -40,6 +40,9 @@ func (r Request) Change(desired State, result *v1alpha1.ApplyResult) (Changes, e
 	return changes, err
 }
 
+// OnlyDeletes reports whether the request deletes what it names, and asks for nothing else.
+func (r Request) OnlyDeletes() bool { return len(r.Resources) == 0 && !r.Prune }
+
 // pruned names the resources that the request deletes without naming them.
 func (r Request) pruned(desired State) []Ref {
 	if !r.Prune {

@@ -181,6 +181,9 @@ func WithoutDocuments(changes []v1alpha1.Change) []v1alpha1.Change {
 // CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
 // intended. Errors are *apierrors.Invalid and *apierrors.Conflict, joined.
 func (s State) CheckAll(asked []Object, c Changes) (warnings []string, err error) {
+	if len(asked)+len(c.Put) == 0 {
+		return nil, nil // a deletion
+	}
 	for _, k := range kinds {
 		more, wrong := k.checkAll(s, asked, c.Put)
 		warnings, err = append(warnings, more...), errors.Join(err, wrong)
