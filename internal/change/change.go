@@ -139,11 +139,7 @@ func (p *Pipeline) change(t target, changes resource.Changes, prepared map[strin
 			if err := apply.AwaitUpgrades(p.Base, p.Live.Upgrades(p.Now.Modules, t.modules)); err != nil {
 				return err
 			}
-			p.Log.Debug("step", "step", "store the desired state")
-			if err := p.Store.CommitNext(t.desired, changes, keep); err != nil {
-				return &commitError{err}
-			}
-			return nil
+			return p.commit(t.desired, changes, keep)
 		},
 	})
 	done.steps = r.Steps
@@ -187,6 +183,15 @@ func (p *Pipeline) failed(t target, k kernel, err error) error {
 type commitError struct{ error }
 
 func (e *commitError) Unwrap() error { return e.error }
+
+// commit stores the next desired state.
+func (p *Pipeline) commit(next resource.State, c resource.Changes, keep bool) error {
+	p.Log.Debug("step", "step", "store the desired state")
+	if err := p.Store.CommitNext(next, c, keep); err != nil {
+		return &commitError{err}
+	}
+	return nil
+}
 
 // commitOnly commits changes that need nothing in the kernel but elements of sets.
 func (p *Pipeline) commitOnly(next resource.State, c resource.Changes, dryRun bool) (err error) {

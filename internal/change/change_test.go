@@ -3,6 +3,7 @@
 package change
 
 import (
+	"errors"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -55,5 +56,18 @@ func TestDeletionSearchesNoReplies(t *testing.T) {
 		if _, err := p.apply(c.request); err != nil || seen.listed != c.listed {
 			t.Errorf("%+v: looked through %d times, want %d; %v", c.request, seen.listed, c.listed, err)
 		}
+	}
+}
+
+// What a store that cannot be written says is an error of the store.
+func TestCommitError(t *testing.T) {
+	p, _ := newPipeline(t)
+	if err := p.Store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := resource.Changes{Remove: []resource.Ref{{Kind: v1.KindSet, Name: "gone"}}}
+	var unstored *commitError
+	if err := p.commit(resource.State{}, c, false); !errors.As(err, &unstored) {
+		t.Errorf("%T %v", err, err)
 	}
 }
