@@ -9,12 +9,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // TestMain makes the test binary a process that locks a name and waits.
@@ -219,6 +224,17 @@ func TestShare(t *testing.T) {
 		}
 		next <- err
 	}()
+	info, err := removing.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	waits := fmt.Sprintf(":%d 0 0", info.Sys().(*syscall.Stat_t).Ino) // it has opened the file and waits for byte 0
+	wait.Until(t, "the next one waits", func() bool {
+		locks, _ := os.ReadFile("/proc/locks")
+		return slices.ContainsFunc(strings.Split(string(locks), "\n"), func(line string) bool {
+			return strings.Contains(line, " -> ") && strings.Contains(line, waits)
+		})
+	})
 	if err := errors.Join(os.Remove(path), removing.Close(), <-next); err != nil {
 		t.Error(err)
 	}
