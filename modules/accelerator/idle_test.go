@@ -135,7 +135,7 @@ func TestWaitsWhileTakenOut(t *testing.T) {
 	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
 	p.warm(c)
-	done := blocks(t, unix.SYS_RECVFROM, func() error {
+	done := blocks(unix.SYS_RECVFROM, func() error {
 		n, _, err := unix.Recvfrom(c.server, make([]byte, 200), 0)
 		if err == nil && n != 100 {
 			err = fmt.Errorf("%d bytes", n)

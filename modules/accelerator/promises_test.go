@@ -28,7 +28,7 @@ func TestWaitAll(t *testing.T) {
 		want := noise(200)
 		got := make([]byte, 200)
 		c.within("receive all", func() error {
-			done := blocks(t, unix.SYS_RECVFROM, func() error {
+			done := blocks(unix.SYS_RECVFROM, func() error {
 				n, _, err := unix.Recvfrom(c.server, got, unix.MSG_WAITALL)
 				if err == nil && n != len(got) {
 					err = errors.New("recv with MSG_WAITALL gives less")
@@ -54,9 +54,9 @@ func TestWaitAll(t *testing.T) {
 	}
 }
 
-// blocks calls do on a thread of its own, and returns when that is blocked in a system call. done gets what do returns.
-func blocks(t *testing.T, call int, do func() error) (done <-chan error) {
-	t.Helper()
+// blocks calls do on a thread of its own, and returns when that is blocked in a system call. done gets what do returns,
+// or that it does not block. Any goroutine may call it.
+func blocks(call int, do func() error) (done <-chan error) {
 	result, thread := make(chan error, 1), make(chan int, 1)
 	go func() {
 		runtime.LockOSThread()
@@ -65,11 +65,19 @@ func blocks(t *testing.T, call int, do func() error) (done <-chan error) {
 		result <- do()
 	}()
 	id := <-thread
-	wait.Until(t, "the thread receives", func() bool {
-		now, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", id))
-		return strings.HasPrefix(string(now), fmt.Sprintf("%d ", call))
-	})
+	for end := time.Now().Add(patience / 2); !isBlocked(id, call); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			failed := make(chan error, 1)
+			failed <- fmt.Errorf("it does not block in system call %d", call)
+			return failed
+		}
+	}
 	return result
+}
+
+func isBlocked(thread, call int) bool {
+	now, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", thread))
+	return strings.HasPrefix(string(now), fmt.Sprintf("%d ", call))
 }
 
 func TestLowWaterMark(t *testing.T) {
@@ -78,7 +86,7 @@ func TestLowWaterMark(t *testing.T) {
 	p.warm(c)
 	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 200))
 	c.within("receive", func() error {
-		done := blocks(t, unix.SYS_READ, func() error {
+		done := blocks(unix.SYS_READ, func() error {
 			n, err := unix.Read(c.server, make([]byte, 1000))
 			if err == nil && n < 200 {
 				err = errors.New("recv does not wait for SO_RCVLOWAT")
@@ -224,7 +232,7 @@ func TestEndOfStream(t *testing.T) {
 	c := p.connect(t)
 	p.warm(c)
 	c.within("end of stream", func() error {
-		done := blocks(t, unix.SYS_READ, func() error {
+		done := blocks(unix.SYS_READ, func() error {
 			n, err := unix.Read(c.server, make([]byte, 10))
 			if n != 0 {
 				err = errors.Join(errors.New("bytes at the end"), err)
@@ -457,7 +465,7 @@ func TestBlockingReader(t *testing.T) {
 func (p *plane) block(t *testing.T, c *conn) {
 	t.Helper()
 	for range 4 {
-		done := blocks(t, unix.SYS_READ, func() error { return readAll(c.server, make([]byte, 100)) })
+		done := blocks(unix.SYS_READ, func() error { return readAll(c.server, make([]byte, 100)) })
 		c.send(c.client, noise(100))
 		c.within("receive", func() error { return <-done })
 		c.send(c.server, noise(100))
