@@ -202,6 +202,7 @@ func TestShare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer earlier.Close()
+	remove("one has no part", true)
 	if err := lock(earlier, unix.F_OFD_SETLK, unix.Flock_t{Type: unix.F_WRLCK, Start: 61184, Len: 1}); err != nil {
 		t.Fatal(err)
 	}
