@@ -89,7 +89,7 @@ func (a *app) purge(p paths.Paths, all bool) (gone purged, err error) {
 	}
 	gone.Kernel = true
 	if all {
-		err = purgeFiles(p)
+		err = errors.Join(purgeFiles(p), purgeUsers(paths.Users()))
 		gone.State = err == nil
 	}
 	return gone, err
@@ -135,5 +135,12 @@ func purgeFiles(p paths.Paths) error {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	_ = os.Remove(p.State)
-	return errors.Join(err, lockfile.RemoveUnshared(p.Users()))
+	return err
+}
+
+// purgeUsers removes the file that agents of the machine share, and its directory, unless another one uses them.
+func purgeUsers(path string) error {
+	err := lockfile.RemoveUnshared(path)
+	_ = os.Remove(filepath.Dir(path))
+	return err
 }

@@ -63,3 +63,24 @@ func TestPurgeFilesKnowsAllPaths(t *testing.T) {
 		}
 	}
 }
+
+// The file that the agents of the machine share has the same path whatever the paths of an agent are, and goes with the
+// last one.
+func TestPurgeUsers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "users.lock")
+	f, err := lockfile.Share(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = purgeUsers(path)
+	if _, missing := os.Stat(path); err != nil || missing != nil {
+		t.Errorf("another agent has it: %v, %v", err, missing)
+	}
+	err = errors.Join(f.Close(), purgeUsers(path))
+	if _, there := os.Stat(filepath.Dir(path)); err != nil || !errors.Is(there, os.ErrNotExist) {
+		t.Errorf("no agent has it: %v, %v", err, there)
+	}
+	if err := purgeUsers(path); err != nil {
+		t.Errorf("it is not there: %v", err)
+	}
+}

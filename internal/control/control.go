@@ -131,7 +131,7 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control planes: %w", err)
 	}
-	users, err := newUsers(paths.Default().Users())
+	users, err := newUsers(paths.Users())
 	if err != nil {
 		opts.Log.Warn("control planes may have the same users as those of another agent on this machine", "error", err)
 	}

@@ -61,8 +61,8 @@ func (p Paths) Samples() string { return filepath.Join(p.State, "samples") }
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 
-// Users is the file by which agents share out the user ids of control planes: all of the machine have that of Default.
-func (p Paths) Users() string { return filepath.Join(p.Run, "users.lock") }
+// Users is the file by which all agents of the machine, whatever their paths, share out the user ids of control planes.
+func Users() string { return filepath.Join(Default().Run, "users.lock") }
 
 // ControlSockets is the directory of the sockets of control planes.
 func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") }
