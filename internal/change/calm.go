@@ -86,10 +86,11 @@ func (c Calm) TimeChains(ctx context.Context) {
 	}
 }
 
-// note remembers a chain that the verifier has refused. Other errors may pass.
+// note remembers a chain that the verifier has refused, or that cannot carry its labels. Other errors may pass.
 func (c Calm) note(id string, err error) {
 	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
+	var labels *dataplane.LabelsError
+	if errors.As(err, &rejected) || errors.As(err, &labels) {
 		c.Refused[id] = true
 	}
 }

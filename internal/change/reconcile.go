@@ -12,7 +12,6 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/sets"
@@ -110,8 +109,8 @@ func specs(d resource.State) map[string]v1.ServiceSpec {
 }
 
 // Reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
-// kernel rejects now is disabled by its failure policy, and a point that another program holds is skipped, instead of
-// keeping all others from running.
+// kernel rejects now, or whose labels its chain cannot carry, is disabled by its failure policy, and a point that
+// another program holds is skipped, instead of keeping all others from running.
 func (p *Pipeline) Reconcile() error {
 	p.Lock.Lock()
 	p.Now.Functions = p.Functions.Load()
@@ -120,8 +119,7 @@ func (p *Pipeline) Reconcile() error {
 	if err == nil {
 		err = p.reconcileTo(p.target(p.Now.Desired, nil, seen))
 	}
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) && p.disable(rejected.Modules) {
+	for p.disable(err) { // each time at least one that ran
 		err = p.reconcileTo(p.target(p.Now.Desired, nil, seen))
 	}
 	p.Lock.Lock()

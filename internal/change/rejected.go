@@ -15,29 +15,45 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// disable disables those of the modules that the kernel rejects even alone, and reports whether there are any.
-func (p *Pipeline) disable(names []string) bool {
+// disable disables the modules for which the kernel cannot run a chain, and reports whether there are any: those that
+// it rejects even alone, and one whose labels the chain cannot carry, which it accepts alone.
+func (p *Pipeline) disable(err error) (found bool) {
+	var labels *dataplane.LabelsError
+	if errors.As(err, &labels) {
+		return p.disableModule(labels.Module, labels)
+	}
+	var rejected *dataplane.RejectedError
+	if !errors.As(err, &rejected) {
+		return false
+	}
 	k := p.kernelOf(p.Now.Modules)
 	defer k.Close()
-	found := false
-	for _, name := range names {
-		d := p.Now.Modules[name]
-		if d == nil || d.Err != nil {
+	for _, name := range rejected.Modules {
+		if d := p.Now.Modules[name]; d == nil || d.Err != nil {
 			continue
 		}
-		var rejected *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
-		if err := k.Verify(name); errors.As(err, &rejected) {
-			p.Log.Error("module cannot run", "module", name, "error", err)
-			if d.Control != nil {
-				go d.Control.Close()
-			}
-			p.Lock.Lock()
-			p.Now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed, d.Rank)
-			p.Lock.Unlock()
-			found = true
+		var alone *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
+		if err := k.Verify(name); errors.As(err, &alone) {
+			found = p.disableModule(name, err) || found
 		}
 	}
 	return found
+}
+
+// disableModule has a module count as one that cannot run, and reports whether it did not before.
+func (p *Pipeline) disableModule(name string, why error) bool {
+	d := p.Now.Modules[name]
+	if d == nil || d.Err != nil {
+		return false
+	}
+	p.Log.Error("module cannot run", "module", name, "error", why)
+	if d.Control != nil {
+		go d.Control.Close()
+	}
+	p.Lock.Lock()
+	p.Now.Modules[name] = deploy.Unavailable(d.Resource, why, d.Dataplane.FailClosed, d.Rank)
+	p.Lock.Unlock()
+	return true
 }
 
 // findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects
@@ -72,8 +88,9 @@ func forOperator(err error) error {
 	if errors.Is(err, chain.ErrBusy) {
 		return &apierrors.Conflict{Reason: err.Error()}
 	}
+	var labels *dataplane.LabelsError
 	var migration *dataplane.MigrationError
-	if errors.As(err, &migration) {
+	if errors.As(err, &labels) || errors.As(err, &migration) {
 		return &apierrors.Conflict{Reason: err.Error()}
 	}
 	for _, kind := range []error{dataplane.ErrNoEntry, dataplane.ErrNoConstant, dataplane.ErrLicense} {

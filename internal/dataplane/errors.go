@@ -38,6 +38,17 @@ func (e *RejectedError) Error() string {
 
 func (e *RejectedError) Unwrap() error { return e.Err }
 
+// LabelsError is returned for a chain on XDP that needs more than one program: labels do not pass from one to the next.
+// The module runs alone, and in a chain that fits one program.
+type LabelsError struct {
+	Module string // the first one that labels packets
+}
+
+func (e *LabelsError) Error() string {
+	return fmt.Sprintf("module %s: its labels would be lost, because this chain is too large for one XDP program: set "+
+		"hook: tc, or remove modules from the chain", e.Module)
+}
+
 // plainWords translate what the verifier says most often. The first that matches is taken.
 var plainWords = []struct {
 	pattern *regexp.Regexp

@@ -3,8 +3,6 @@
 package dataplane
 
 import (
-	"fmt"
-
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -40,8 +38,7 @@ func (l *linker) handOver(first, last int, more bool) error {
 			continue
 		}
 		if l.spec.Side.Hook() == chain.XDP {
-			return fmt.Errorf("module %s: its labels would be lost, because this chain is too large for one XDP program: set "+
-				"hook: tc, or remove modules from the chain", m.Name)
+			return &LabelsError{Module: m.Name}
 		}
 		l.takesOver, l.handsOver = l.takesOver || i < first, l.handsOver || more
 	}

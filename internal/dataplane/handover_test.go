@@ -3,8 +3,8 @@
 package dataplane
 
 import (
+	"errors"
 	"os"
-	"strings"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -57,7 +57,8 @@ func TestLabelsInParts(t *testing.T) {
 		t.Errorf("%d parts, action %d", l.Parts, got)
 	}
 	_, err := Load(chain.OnXDP, chain.Egress, mods...)
-	if err == nil || !strings.Contains(err.Error(), "module first: its labels would be lost") {
+	var labels *LabelsError
+	if !errors.As(err, &labels) || labels.Module != "first" {
 		t.Errorf("on XDP: %v", err)
 	}
 }

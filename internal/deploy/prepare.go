@@ -118,11 +118,12 @@ func (p *Preparer) Accepted(m v1.Module) *Module {
 }
 
 // Again prepares a module that could not run when the agent started, if that may be different now: a file system that
-// was not mounted, a slow control plane. What the kernel rejects it will reject again. It returns nil if the module
-// still cannot run.
+// was not mounted, a slow control plane. What the kernel rejects it will reject again, and a chain that
+// cannot carry labels stays too large until a change. It returns nil if the module still cannot run.
 func (p *Preparer) Again(now *Module) *Module {
 	var rejected *dataplane.RejectedError
-	if now.Err == nil || errors.As(now.Err, &rejected) {
+	var labels *dataplane.LabelsError
+	if now.Err == nil || errors.As(now.Err, &rejected) || errors.As(now.Err, &labels) {
 		return nil
 	}
 	d, err := p.prepare(now.Resource, now, false)
