@@ -80,12 +80,16 @@ func TestSweepFindsTheBottleneck(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	ways := []openWay{{"limited", &Path{Client: hosts[0], Server: hosts[1], Address: hosts[1].Addr4()}}}
-	r := bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)
 	number := uint64(0)
-	if err := sweep(t.Context(), r, "sweep/x", ways, &number); err != nil {
-		t.Fatal(err)
+	var report *bench.Report
+	for limit := (bench.Cell{Value: 1}); limit.Value == 1; { // a busy machine may not send 47,000 a second
+		r := bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)
+		if err := sweep(t.Context(), r, "sweep/x", ways, &number); err != nil {
+			t.Fatal(err)
+		}
+		report = r.Report()
+		limit, _ = report.Find("limited", "sweep/x", "generator_limit", "sum")
 	}
-	report := r.Report()
 	end, _ := report.Find("limited", "sweep/x", "bottleneck", "p50")
 	at50, _ := report.Find("limited", "sweep/x/50", "loss", "p50")
 	at525, found := report.Find("limited", "sweep/x/525", "loss", "p50")
