@@ -39,7 +39,7 @@ type HistoryRequest struct {
 // HistoryLine is one line of samples: what the values of the following lines are of, a sample, or the error that ends
 // them.
 type HistoryLine struct {
-	Series  []Series `json:"series,omitempty" doc:"Series of the values, for all lines until the next one with series"`
+	Series  []Series `json:"series,omitempty" doc:"What values are of, in all lines until the next such one"`
 	Step    int      `json:"step,omitempty" doc:"Seconds from one sample to the next"`
 	Omitted int      `json:"omitted,omitempty" doc:"Series for which there is no room"`
 

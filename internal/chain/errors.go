@@ -9,7 +9,7 @@ import (
 
 // Reasons for which an attach point does not take a chain.
 var (
-	ErrGone = errors.New("the attach point no longer exists")
+	ErrGone = errors.New("the attach point is gone")
 	ErrBusy = errors.New("another program is attached to the hook exclusively")
 )
 

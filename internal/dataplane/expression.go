@@ -34,7 +34,7 @@ const longestExpression = 512
 func ParseExpression(text string) ([]bpf.Instruction, error) {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' })
 	if n := len(lines) - 1; n < 1 || n > longestExpression || strings.TrimSpace(lines[0]) != fmt.Sprint(n) {
-		return nil, fmt.Errorf("want a number of instructions from 1 to %d, and then these, as tcpdump -ddd prints them",
+		return nil, fmt.Errorf("want the number of instructions, 1 to %d, and so many of them, as tcpdump -ddd prints them",
 			longestExpression)
 	}
 	raw := make([]bpf.RawInstruction, len(lines)-1)

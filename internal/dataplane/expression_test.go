@@ -175,8 +175,8 @@ func randomClassic(r *rand.Rand) (program []bpf.Instruction) {
 
 func TestParseExpressionRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                            "want a number of instructions",
-		"2,6 0 0 1":                   "want a number of instructions",
+		"":                            "want the number of instructions",
+		"2,6 0 0 1":                   "want the number of instructions",
 		"1,6 0 0":                     "instruction 0: \"6 0 0\": want four numbers",
 		"1,6 0 0 4294967296":          "want four numbers",
 		"2,5 0 0 7,6 0 0 1":           "jump",

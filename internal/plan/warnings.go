@@ -111,7 +111,7 @@ func (m *Module) Unreadable(interfaces map[string]service.Link) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("cannot read the frames of %s, and is left out there: this config reads link types %v",
+	return fmt.Sprintf("cannot read the frames of %s, and does not meet them: with this config it reads the link types %v",
 		strings.Join(names, ", "), m.LinkTypes)
 }
 
