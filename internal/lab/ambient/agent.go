@@ -40,7 +40,7 @@ func (a *Agent) Admit() error {
 		}
 	}
 	const snapshotSent = 3
-	return tell(a.conn, field(nil, snapshotSent, nil), nil)
+	return send(a.conn, field(nil, snapshotSent, nil), nil)
 }
 
 // admit sends AddWorkload with the namespace's file.
@@ -53,7 +53,7 @@ func admit(conn *net.UnixConn, pod *netlab.Host) error {
 	name := []byte(pod.Name())
 	info := field(field(field(nil, 1, name), 2, []byte("default")), 3, name) // name, namespace, service account
 	add := field(field(nil, 1, name), 2, info)                               // uid, workload_info
-	return tell(conn, field(nil, 1, add), unix.UnixRights(int(ns.Fd())))
+	return send(conn, field(nil, 1, add), unix.UnixRights(int(ns.Fd())))
 }
 
 // field appends one of bytes, text or a message.
@@ -61,8 +61,8 @@ func field(b []byte, number protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
 }
 
-// tell sends a WorkloadRequest. Its acknowledgement has an error, or is empty.
-func tell(conn *net.UnixConn, request, rights []byte) error {
+// send sends a WorkloadRequest. Its acknowledgement has an error, or is empty.
+func send(conn *net.UnixConn, request, rights []byte) error {
 	if _, _, err := conn.WriteMsgUnix(request, rights, nil); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ package ambient
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
@@ -66,8 +68,8 @@ func TestWorkloads(t *testing.T) {
 	}
 }
 
-// peer is ztunnel's side of the protocol: it takes as many pods, and answers the last message with this.
-func peer(socket string, pods int, last string) (namespaces []uint64, err error) {
+// peer is ztunnel's side of the protocol: it takes these pods, and answers the last message with this.
+func peer(socket string, pods []*netlab.Host, last string) (namespaces []uint64, err error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socket})
 	if err != nil {
 		return nil, err
@@ -77,12 +79,16 @@ func peer(socket string, pods int, last string) (namespaces []uint64, err error)
 		return nil, err
 	}
 	message, rights := make([]byte, 1024), make([]byte, 64)
-	for i := range pods + 1 {
-		_, size, _, _, err := conn.ReadMsgUnix(message, rights)
+	for i := range len(pods) + 1 {
+		n, size, _, _, err := conn.ReadMsgUnix(message, rights)
 		if err != nil {
 			return namespaces, err
 		}
-		if size > 0 {
+		if i < len(pods) {
+			name := string(first(first(message[:n]))) // the uid of AddWorkload
+			if name != pods[i].Name() {
+				return namespaces, fmt.Errorf("pod %q, want %q", name, pods[i].Name())
+			}
 			inode, err := inodeOf(rights[:size])
 			if err != nil {
 				return namespaces, err
@@ -90,7 +96,7 @@ func peer(socket string, pods int, last string) (namespaces []uint64, err error)
 			namespaces = append(namespaces, inode)
 		}
 		answer := "\n\x00" // an acknowledgement without an error
-		if i == pods {
+		if i == len(pods) {
 			answer = last
 		}
 		if _, err := conn.Write([]byte(answer)); err != nil {
@@ -98,6 +104,16 @@ func peer(socket string, pods int, last string) (namespaces []uint64, err error)
 		}
 	}
 	return namespaces, nil
+}
+
+// first is the field of bytes that a message begins with, if its number is 1.
+func first(message []byte) []byte {
+	number, _, tag := protowire.ConsumeTag(message)
+	value, size := protowire.ConsumeBytes(message[max(0, tag):])
+	if number != 1 || size < 0 {
+		return nil
+	}
+	return value
 }
 
 // inodeOf is the number of the namespace whose file came with a message.
@@ -132,7 +148,7 @@ func TestAdmit(t *testing.T) {
 		}
 		done := make(chan result, 1)
 		go func() {
-			namespaces, err := peer(a.socket, len(m.Pods), answer)
+			namespaces, err := peer(a.socket, m.Pods, answer)
 			done <- result{namespaces, err}
 		}()
 		err := a.Admit()
