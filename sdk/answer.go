@@ -8,13 +8,13 @@ import (
 	"net/http"
 )
 
-// NotFound is an error about what is not there.
+// NotFound is an error about something that does not exist.
 type NotFound string
 
 func (n NotFound) Error() string { return string(n) }
 
 // Answer writes a value as JSON, or an error as problem+json (RFC 9457): 400 for a *ConfigError, 404 for a NotFound,
-// and else 500.
+// otherwise 500.
 func Answer(w http.ResponseWriter) func(any, error) {
 	return func(v any, err error) {
 		w.Header().Set("Content-Type", "application/json")

@@ -18,7 +18,7 @@ func SortAttachments(all []Attachment) {
 	})
 }
 
-// ByIfindex returns the attach points by their interfaces.
+// ByIfindex returns the attachments by ifindex.
 func (l Live) ByIfindex() map[uint32]Attachment {
 	out := map[uint32]Attachment{}
 	for _, i := range l.Attachments() {
@@ -27,7 +27,7 @@ func (l Live) ByIfindex() map[uint32]Attachment {
 	return out
 }
 
-// list is ordered by ifindex, then by service and cgroup.
+// list returns the attachments ordered by ifindex, then by service and cgroup.
 func (n *running) list() []Attachment {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -36,7 +36,7 @@ func (n *running) list() []Attachment {
 	return all
 }
 
-// setAttachments takes over a whole list.
+// setAttachments replaces the list of attachments.
 func (n *running) setAttachments(all []Attachment) {
 	next := byKey(all)
 	for _, old := range n.list() {
@@ -49,8 +49,8 @@ func (n *running) setAttachments(all []Attachment) {
 	}
 }
 
-// setAttachment adds, updates or removes an attachment and notifies the module only if something has changed.
-// Notifications come in order, because following is held during the call.
+// setAttachment adds, updates or removes an attachment, and notifies the module only if something has changed. The lock
+// following is held during the call, so that notifications arrive in order.
 func (n *running) setAttachment(i Attachment, there bool) {
 	n.following.Lock()
 	defer n.following.Unlock()

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// ClientServer is a Running of a package with capability clients. Client serves one program that has connected to
-// the module's socket, and returns when it is done or when ctx ends with the map set. The connection is closed then.
+// ClientServer is a Running of a package with capability clients. Client serves one program that has connected to the
+// module's socket, until it is done or ctx ends together with the map set. The connection is closed when it returns.
 type ClientServer interface {
 	Client(ctx context.Context, c *Client)
 }
 
-// Client is a program that has connected.
+// Client is a program connected to the module's socket.
 type Client struct {
 	ID   uint64
 	conn *net.UnixConn
@@ -25,12 +25,12 @@ type Client struct {
 }
 
 const (
-	maxRequest = 4 << 10         // bytes of a message of a program
+	maxRequest = 4 << 10         // bytes of a program's message
 	clientTime = 5 * time.Second // for one to be taken
 )
 
-// Receive waits for the next message, one JSON object, with at most one descriptor, which is the caller's; -1 if there
-// is none. io.EOF: the program has gone.
+// Receive waits for the next message: one JSON object and at most one descriptor, -1 if there is none, which the caller
+// must close. It returns io.EOF when the program has disconnected.
 func (c *Client) Receive(to any) (fd int, err error) {
 	data, rights := make([]byte, maxRequest), make([]byte, 64)
 	n, rn, _, _, err := c.conn.ReadMsgUnix(data, rights)
@@ -65,8 +65,8 @@ func (c *Client) Send(message any) error {
 	return err
 }
 
-// SendMaps sends a message with the descriptors of maps of the map set: once, and within 10 s after the program has
-// connected. It does not wait: the agent sends the message.
+// SendMaps sends a message with descriptors of maps of the map set. It can be called once, within 10 s after the
+// program has connected. It does not wait: the agent sends the message.
 func (c *Client) SendMaps(message any, maps ...string) error {
 	data, err := json.Marshal(message)
 	if err != nil {
@@ -75,9 +75,9 @@ func (c *Client) SendMaps(message any, maps ...string) error {
 	return c.maps(data, maps)
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error {
-	_ = c.conn.SetDeadline(time.Now()) // the agent has a copy for a while: closing ours may not be seen
+	_ = c.conn.SetDeadline(time.Now()) // the agent has a copy for a while: closing ours may go unnoticed
 	return errors.Join(shutdown(c.conn), c.conn.Close())
 }
 
@@ -85,7 +85,8 @@ func shutdown(conn *net.UnixConn) error {
 	return errors.Join(conn.CloseRead(), conn.CloseWrite())
 }
 
-// serveClient serves a connection by the present map set. Without one the program comes again.
+// serveClient serves a connection with the current map set. Without one it closes the connection, and the program
+// connects again.
 func (p *moduleServer) serveClient(id uint64, conn *net.UnixConn) {
 	c := &Client{ID: id, conn: conn}
 	now := p.use()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Monotonic returns the time of the data plane's clock, which kerb_now() and bpf_ktime_get_ns() read: ns of
+// Monotonic returns the time of the data plane's clock, as kerb_now() and bpf_ktime_get_ns() read it: ns of
 // CLOCK_MONOTONIC.
 func Monotonic() uint64 {
 	var now unix.Timespec
@@ -17,8 +17,7 @@ func Monotonic() uint64 {
 	return uint64(now.Nano())
 }
 
-// Every calls do at once, and then once in each period until ctx ends. It does not catch up on periods that do has
-// taken.
+// Every calls do at once and then once per period until ctx ends. It skips periods that pass while do runs.
 func Every(ctx context.Context, period time.Duration, do func()) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
@@ -32,7 +31,7 @@ func Every(ctx context.Context, period time.Duration, do func()) {
 	}
 }
 
-// Pause waits. It reports false, at once, if ctx ends.
+// Pause waits for a duration. It returns false immediately when ctx ends.
 func Pause(ctx context.Context, length time.Duration) bool {
 	select {
 	case <-ctx.Done():

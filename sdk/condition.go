@@ -2,13 +2,13 @@
 
 package sdk
 
-// Conditioner is a Running that reports more of its state than its health: what an operator should see among the
-// module's conditions, and what is no reason to start it again or to roll it back.
+// Conditioner is a Running that reports more than its health: state that the operator should see among the module's
+// conditions, and that is no reason to restart the module or to roll it back.
 type Conditioner interface {
 	Conditions() ([]Condition, error)
 }
 
-// Condition is one aspect of the module's state, in the manner of Kubernetes.
+// Condition is one aspect of the module's state, as in Kubernetes.
 type Condition struct {
 	Type    string `json:"type"`   // for example Fuse
 	Status  string `json:"status"` // True, False or Unknown
@@ -16,7 +16,7 @@ type Condition struct {
 	Message string `json:"message,omitempty"`
 }
 
-// InstanceReporter is a Running that finds out which instances of virtual services do not answer.
+// InstanceReporter is a Running that detects instances of virtual services that do not answer.
 type InstanceReporter interface {
 	Ejected() ([]EjectedInstance, error)
 }

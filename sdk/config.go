@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// DecodeConfig decodes a config over the defaults in into, which it returns when all checks accept it. No config at
-// all is one without properties. Its errors are *ConfigError, and those of the checks; a property that is not known
-// is an error.
+// DecodeConfig decodes a config over the defaults in into, and returns it if all checks accept it. An empty config has
+// no properties. Unknown properties are errors. Errors are *ConfigError, or those of the checks.
 func DecodeConfig[T any](raw json.RawMessage, into *T, checks ...func(*T) error) (*T, error) {
 	if len(raw) > 0 {
 		dec := json.NewDecoder(bytes.NewReader(raw))
@@ -31,8 +30,8 @@ func DecodeConfig[T any](raw json.RawMessage, into *T, checks ...func(*T) error)
 	return into, nil
 }
 
-// configError says what encoding/json found in terms of the config. An error of a property that decodes itself
-// stays as it is.
+// configError translates errors of encoding/json into terms of the config. Errors of properties with their own decoder
+// are returned unchanged.
 func configError(err error) error {
 	var own *ConfigError
 	var wrong *json.UnmarshalTypeError
@@ -65,8 +64,8 @@ func ConfigErrorf(field, format string, args ...any) error {
 	return &ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// PrefixField prefixes the field of a *ConfigError with the path of the object that has it. Other errors are returned
-// as they are.
+// PrefixField prefixes the field of a *ConfigError with the path of the object that contains it. Other errors are
+// returned unchanged.
 func PrefixField(path string, err error) error {
 	var wrong *ConfigError
 	if !errors.As(err, &wrong) {
@@ -75,7 +74,7 @@ func PrefixField(path string, err error) error {
 	return &ConfigError{Field: path + "." + wrong.Field, Reason: wrong.Reason}
 }
 
-// Duration is a time.Duration that configs state as a string, such as 1m30s.
+// Duration is a time.Duration that configs write as a string, such as 1m30s.
 type Duration time.Duration
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -89,5 +88,5 @@ func (d *Duration) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// String returns it as configs state it.
+// String returns the duration as configs write it.
 func (d Duration) String() string { return time.Duration(d).String() }

@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventsDelay is how long an event may wait that the data plane sent without waking the reader.
+// eventsDelay is the longest time that an event waits which the data plane sent without waking the reader.
 const eventsDelay = 200 * time.Millisecond
 
-// Events reads a ring buffer until ctx ends, then ends the sequence. A record is only valid until the next one. Only
-// one reader may be at a ring buffer at a time, which map sets share: read in Run, which the agent runs for one
-// map set at a time. After an error the sequence ends.
+// Events yields the records of a ring buffer until ctx ends or reading fails. A record is valid only until the next
+// one. Map sets share the ring buffer, which can have only one reader at a time: call Events in Run, which the agent
+// runs for one map set at a time.
 func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
 	return events(ctx, ring, func() time.Time { return time.Now().Add(eventsDelay) })
 }
 
-// PromptEvents is Events for a data plane that sends all events without flags: nothing runs here while it sends none.
+// PromptEvents is Events for a data plane that sends all events without flags: the reader sleeps while there are none.
 func PromptEvents(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
 	return events(ctx, ring, func() time.Time { return time.Time{} })
 }
@@ -65,8 +65,9 @@ func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter
 	}
 }
 
-// awaitEvents returns when the ring has an event, or when ctx ends. It looks after each delay, too, unless that is
-// negative. Until then the ring is not mapped: all of it would count, twice, as memory of a process that reads nothing.
+// awaitEvents returns when the ring has an event, or when ctx ends. Unless delay is negative, it also checks the ring
+// after each delay. The ring is not mapped while it waits: all of it would count, twice, as memory of a process that
+// reads nothing.
 func awaitEvents(ctx context.Context, ring *ebpf.Map, delay time.Duration) error {
 	own, err := ring.Clone()
 	if err != nil {
@@ -92,8 +93,8 @@ func awaitEvents(ctx context.Context, ring *ebpf.Map, delay time.Duration) error
 	return nil
 }
 
-// closeOn closes the reader when ctx ends, which interrupts it. The function returned closes it at any rate, and
-// returns when nothing of this is left.
+// closeOn closes the reader when ctx ends, which interrupts it. The returned function closes it in any case, and waits
+// for the goroutine to end.
 func closeOn(ctx context.Context, rd *ringbuf.Reader) func() {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

@@ -9,9 +9,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk/histogram"
 )
 
-// Histogram counts whole numbers, such as times in ns, in four buckets for each power of two, as kerb/histogram.h does
-// in the data plane. It has at least 4 buckets; the last one has all that is larger. The powers of two are bounds of
-// buckets, so that a histogram can be converted without loss to a Prometheus native histogram of schema 0.
+// Histogram counts integers, such as times in ns, in four buckets per power of two, as kerb/histogram.h does in the
+// data plane. It has at least 4 buckets; the last one counts all larger values. Powers of two are bucket boundaries, so
+// that a histogram converts without loss to a Prometheus native histogram of schema 0.
 type Histogram []uint64
 
 // Observe counts a value.
@@ -19,7 +19,7 @@ func (h Histogram) Observe(v uint64) {
 	h[histogram.Bucket(v, len(h))]++
 }
 
-// HistogramFloor returns the least value of a bucket.
+// HistogramFloor returns the lower bound of a bucket.
 func HistogramFloor(bucket int) uint64 {
 	if bucket < 4 {
 		return uint64(bucket)
@@ -36,7 +36,8 @@ func (h Histogram) Count() (n uint64) {
 	return n
 }
 
-// Since returns what was counted since h was as before, which may be shorter, and false if h has less in any bucket.
+// Since returns the counts added since an earlier state of h, which may have fewer buckets. It returns false if a
+// bucket of h has become smaller.
 func (h Histogram) Since(before Histogram) (Histogram, bool) {
 	out := slices.Clone(h)
 	for b, n := range before {
@@ -48,7 +49,7 @@ func (h Histogram) Since(before Histogram) (Histogram, bool) {
 	return out, true
 }
 
-// Quantile returns the largest value of the bucket in which the given share of the values, from 0 to 1, ends; 0 without
+// Quantile returns the upper bound of the bucket that contains the quantile of the given share, from 0 to 1; 0 without
 // values. It is at most a fourth too high.
 func (h Histogram) Quantile(share float64) uint64 {
 	want, seen := uint64(math.Ceil(float64(h.Count())*share)), uint64(0)

@@ -23,7 +23,7 @@ const (
 	mapsWait       = 5 * time.Second
 )
 
-// inbox receives the maps of map sets, and packet sockets.
+// inbox receives the maps of map sets, packet sockets, and connections of clients.
 type inbox struct {
 	conn    *net.UnixConn
 	packets *injectors
@@ -40,7 +40,7 @@ func newInbox(conn *net.UnixConn, clients func(uint64, *net.UnixConn)) *inbox {
 		arrived: make(chan struct{})}
 }
 
-// run receives until the other side closes.
+// run receives messages until the peer closes the socket.
 func (b *inbox) run() {
 	for {
 		message, fds, err := receiveMessage(b.conn)
@@ -68,7 +68,7 @@ func (b *inbox) run() {
 	}
 }
 
-// get waits for the maps of a map set: their message may be a moment behind the request.
+// get waits for the maps of a map set, whose message may arrive slightly after the request.
 func (b *inbox) get(ctx context.Context, mapSet string) (Maps, error) {
 	ctx, cancel := context.WithTimeout(ctx, mapsWait)
 	defer cancel()
@@ -115,7 +115,7 @@ func closeMaps(maps Maps) {
 	}
 }
 
-// SendMaps sends the maps of a map set; they stay the caller's.
+// SendMaps sends the maps of a map set. The caller keeps ownership of them.
 func SendMaps(conn *net.UnixConn, mapSet string, maps Maps) error {
 	message := MapsMessage{MapSet: mapSet, Maps: []string{}}
 	var fds []int
@@ -129,7 +129,7 @@ func SendMaps(conn *net.UnixConn, mapSet string, maps Maps) error {
 	return sendMessage(conn, message, fds)
 }
 
-// takePackets takes packet sockets over, after those that go have gone: an ifindex may be used again.
+// takePackets takes ownership of new packet sockets, after closing the removed ones: an ifindex may be reused.
 func (b *inbox) takePackets(message MapsMessage, fds []int) error {
 	for _, ifindex := range message.Closed {
 		b.packets.remove(ifindex)
@@ -144,8 +144,8 @@ func (b *inbox) takePackets(message MapsMessage, fds []int) error {
 	return nil
 }
 
-// SendPackets sends packet sockets, which stay the caller's, by ifindex, and reports which ones are to be closed
-// before.
+// SendPackets sends packet sockets by ifindex, and the ifindexes whose older sockets the control plane closes first.
+// The caller keeps ownership of the sockets.
 func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) error {
 	for {
 		message := MapsMessage{Closed: closed[:min(len(closed), maxClosed)]}
@@ -164,7 +164,7 @@ func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) er
 	}
 }
 
-// takeClient takes the connection of a program over.
+// takeClient takes ownership of a program's connection.
 func (b *inbox) takeClient(id uint64, fds []int) error {
 	if len(fds) != 1 {
 		closeAll(fds)
@@ -180,7 +180,7 @@ func (b *inbox) takeClient(id uint64, fds []int) error {
 	return nil
 }
 
-// SendClient hands a connection on, which stays the caller's.
+// SendClient passes on a program's connection. The caller keeps ownership of it.
 func SendClient(conn *net.UnixConn, id uint64, fd int) error {
 	return sendMessage(conn, MapsMessage{Client: id}, []int{fd})
 }
@@ -208,8 +208,8 @@ func receiveMessage(conn *net.UnixConn) (MapsMessage, []int, error) {
 	return message, fds, nil
 }
 
-// receiveJSON receives one message and its descriptors, of which there may also be some with an error. There is a
-// buffer only when there is a message: a control plane waits for the next for most of its life.
+// receiveJSON receives one message and its descriptors, which may also be returned together with an error. The buffer
+// is allocated only when there is a message: a control plane spends most of its life waiting for the next.
 func receiveJSON(conn *net.UnixConn, maxFDs int, message any) ([]int, error) {
 	size, err := nextSize(conn)
 	if err != nil {
@@ -230,7 +230,7 @@ func receiveJSON(conn *net.UnixConn, maxFDs int, message any) ([]int, error) {
 	return fds, err
 }
 
-// nextSize waits for a message and returns how many bytes it has: 0 at the end of the connection.
+// nextSize waits for a message and returns its size in bytes: 0 at the end of the connection.
 func nextSize(conn *net.UnixConn) (size int, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -249,7 +249,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// openMaps makes maps of descriptors, all of which are taken, so that none leaks.
+// openMaps opens maps from descriptors. It takes ownership of all descriptors, so that none leaks.
 func openMaps(names []string, fds []int) (Maps, error) {
 	if len(names) != len(fds) {
 		closeAll(fds)
@@ -272,7 +272,7 @@ func openMaps(names []string, fds []int) (Maps, error) {
 	return maps, nil
 }
 
-// descriptors returns all descriptors of the control message, also together with an error: the caller must close them.
+// descriptors returns all descriptors of the control message, also together with an error. The caller must close them.
 func descriptors(control []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

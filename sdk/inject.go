@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	// ErrNoInject is returned for an interface in whose service's name the control plane cannot send.
+	// ErrNoInject is returned for an interface on which the control plane cannot send as the service.
 	ErrNoInject = errors.New("frames cannot be sent in the name of this service")
-	// ErrTooLong is returned for a frame that is larger than the interface allows.
+	// ErrTooLong is returned for a frame larger than the interface's MTU.
 	ErrTooLong = errors.New("the frame is larger than the MTU")
 )
 
@@ -54,8 +54,8 @@ func (s *injectors) close() {
 	}
 }
 
-// inject completes the frame's checksum in place and sends it. An interface without a packet socket gives ErrNoInject,
-// a frame above the MTU ErrTooLong.
+// inject completes the frame's checksum in place and sends it. It returns ErrNoInject for an interface without a packet
+// socket, and ErrTooLong for a frame above the MTU.
 func (s *injectors) inject(ifindex uint32, frame []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -74,9 +74,8 @@ func (s *injectors) inject(ifindex uint32, frame []byte) error {
 	return nil
 }
 
-// CompleteChecksum sets the checksum of the transport protocol, which in a frame from a veth is often left to the
-// interface. A UDP checksum of zero over IPv4 says that there is none, and stays. What is no whole packet is left
-// alone.
+// CompleteChecksum sets the checksum of the transport protocol, which senders on a veth often leave to the interface. A
+// UDP checksum of zero over IPv4 means that there is none, and stays. Incomplete packets are left unchanged.
 func CompleteChecksum(frame []byte) {
 	etherType, packet, ok := network(frame)
 	switch {
@@ -87,7 +86,7 @@ func CompleteChecksum(frame []byte) {
 	}
 }
 
-// network is the packet behind the Ethernet header and up to two VLAN tags.
+// network returns the packet after the Ethernet header and up to two VLAN tags.
 func network(frame []byte) (etherType uint16, packet []byte, ok bool) {
 	for at := 12; at <= 20; at += 4 {
 		if len(frame) < at+2 {
@@ -106,7 +105,7 @@ func completeIPv4(p []byte) {
 		return
 	}
 	head, total := int(p[0]&0xf)*4, int(binary.BigEndian.Uint16(p[2:]))
-	const moreOrOffset = 0x3fff // fragments have checksums of their own already
+	const moreOrOffset = 0x3fff // fragments have complete checksums already
 	if head < 20 || total < head || total > len(p) || binary.BigEndian.Uint16(p[6:])&moreOrOffset != 0 {
 		return
 	}
@@ -159,7 +158,7 @@ func completeTransport(protocol byte, addresses uint64, t []byte, zeroAllowed bo
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Checksum returns that of RFC 1071 over parts, of which all but the last have an even length.
+// Checksum returns the checksum of RFC 1071 over parts, all of which but the last have an even length.
 func Checksum(parts ...[]byte) uint16 {
 	total := uint64(0)
 	for _, p := range parts {

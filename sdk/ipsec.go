@@ -9,15 +9,16 @@ import (
 	"strings"
 )
 
-// IPsec lists the IPsec (XFRM) policies of the node's network namespace. A data plane that hands packets to a neighbour
-// by itself bypasses them in both directions, so its control plane has to compare them with what it sends and receives.
+// IPsec lists the IPsec (XFRM) policies of the node's network namespace. A data plane that redirects packets to a
+// neighbour bypasses these policies in both directions, so its control plane has to compare them with what it sends and
+// receives.
 type IPsec struct {
 	Policies []IPsecPolicy `json:"policies,omitempty"` // the one that is evaluated first comes first
-	// Error says why the policies cannot be read; then they are not known.
+	// Error is the reason why the policies cannot be read. They are unknown then.
 	Error string `json:"error,omitempty"`
 }
 
-// Equal reports whether both list the same policies.
+// Equal reports whether both have the same policies.
 func (s *IPsec) Equal(o *IPsec) bool {
 	if s == nil || o == nil {
 		return s == o
@@ -31,8 +32,8 @@ const (
 	IPsecAllow, IPsecProtect, IPsecBlock = "allow", "protect", "block"
 )
 
-// IPsecPolicy is a policy for packets without a mark that do not belong to an XFRM interface. The address family of
-// Source and Destination is that of the packets; both are invalid in a policy for either family.
+// IPsecPolicy is a policy for packets that have no mark and do not belong to an XFRM interface. Source and Destination
+// have the address family of the packets; both are invalid in a policy for either family.
 type IPsecPolicy struct {
 	Direction       string       `json:"direction"`
 	Action          string       `json:"action"` // allow: unprotected packets pass; protect: only with IPsec; block: none
@@ -55,7 +56,7 @@ type PortMask struct {
 // Matches reports whether the port matches.
 func (p PortMask) Matches(port uint16) bool { return (port^p.Port)&p.Mask == 0 }
 
-// String describes the policy in the notation of ip xfrm policy.
+// String returns the policy in the notation of ip xfrm policy.
 func (p IPsecPolicy) String() string {
 	if p.Index == 0 {
 		return "default " + p.Direction + " " + p.Action

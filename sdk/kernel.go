@@ -4,12 +4,12 @@ package sdk
 
 import "time"
 
-// Kernel describes behaviour of the running kernel that differs between versions. What is absent is unknown.
+// Kernel describes behaviour that differs between kernel versions. Absent entries are unknown.
 type Kernel struct {
-	// Sockets whose bytes are redirected by programs on the hook sockets: whether they still behave as a program expects
-	// of TCP, by the name of the behaviour. Needs capability kernelFacts.
+	// Sockets reports, by name of the behaviour, whether sockets whose bytes are redirected by programs on the hook
+	// sockets still behave like TCP. Needs capability kernelFacts.
 	Sockets map[string]bool `json:"sockets,omitempty"`
-	// RoundTrips are the times of round trips on this machine by message size, in ascending order.
+	// RoundTrips lists the round-trip times on this machine in ascending order of the message size.
 	RoundTrips []RoundTrip `json:"turns,omitempty"`
 }
 

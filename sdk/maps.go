@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Maps of a module by the names in its source.
+// Maps are the maps of a module, by their names in its source.
 type Maps map[string]*ebpf.Map
 
 // Get returns the map called name.
@@ -26,15 +26,15 @@ func (m Maps) Get(name string) (*ebpf.Map, error) {
 // TunablesMap is the name of the map behind KERB_TUNABLES.
 const TunablesMap = "kerb_tunables_map"
 
-// FreeHalf returns the half, 0 or 1, that no packet reads, of config maps that are twice as large as needed. Packets
-// use the other one, as kerb_tunables_half says, until the agent makes the change.
+// FreeHalf returns the half (0 or 1) that no packet reads, of config maps that have twice the required size. Packets
+// use the other half, as kerb_tunables_half says, until the agent commits the change.
 func (m Maps) FreeHalf() (int, error) {
 	half, err := m.ActiveHalf()
 	return 1 - half, err
 }
 
-// ActiveHalf returns the half that packets read. From Open on it is the one of the config that was opened; a control
-// plane asks once, since the next config makes the other half the active one before this control plane ends.
+// ActiveHalf returns the half that packets read. From Open on it is the half of the opened config. A control plane
+// calls it once, because the next config makes the other half active before this control plane ends.
 func (m Maps) ActiveHalf() (int, error) {
 	tunables, err := m.Get(TunablesMap)
 	if err != nil {
@@ -57,14 +57,14 @@ func (m Maps) Lookup(name string, key, value any) error {
 	return m.do(name, "read", func(from *ebpf.Map) error { return from.Lookup(key, value) })
 }
 
-// Sum adds up what the CPUs have in an element of the per-CPU map called name. T consists of unsigned integers: one, or
-// arrays and exported fields of some.
+// Sum adds up the per-CPU values of an element of the map called name. T consists of unsigned integers: a single one,
+// or arrays and exported fields of them.
 func Sum[T any](m Maps, name string, key any) (sum T, err error) {
 	err = m.sum(name, key, reflect.ValueOf(&sum).Elem())
 	return sum, err
 }
 
-// sum has no type parameter, so that its code is in a program once.
+// sum has no type parameter, so that a program contains its code once.
 func (m Maps) sum(name string, key any, sum reflect.Value) error {
 	perCPU := reflect.New(reflect.SliceOf(sum.Type()))
 	if err := m.Lookup(name, key, perCPU.Interface()); err != nil {
@@ -92,7 +92,7 @@ func addTo(sum, v reflect.Value) {
 	}
 }
 
-// Delete removes an element of the map called name. One that is not there is no error.
+// Delete removes an element of the map called name. A missing element is not an error.
 func (m Maps) Delete(name string, key any) error {
 	err := m.do(name, "delete from", func(from *ebpf.Map) error { return from.Delete(key) })
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -112,11 +112,11 @@ func (m Maps) do(name, what string, call func(*ebpf.Map) error) error {
 	return nil
 }
 
-// ErrNoMap is returned for a map that the data plane does not have.
+// ErrNoMap is returned for a map that does not exist in the data plane.
 var ErrNoMap = errors.New("not in the data plane")
 
-// ReadTable returns the elements of a hash map. If the data plane deletes elements meanwhile, some of the others may be
-// missing; the error then is ebpf.ErrIterationAborted.
+// ReadTable returns the elements of a hash map. If the data plane deletes elements in the meantime, other elements may
+// be missing; the error is then ebpf.ErrIterationAborted.
 func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
 	all, key, value := map[K]V{}, *new(K), *new(V)
 	err := m.do(name, "read", func(from *ebpf.Map) error {
@@ -129,12 +129,12 @@ func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
 	return all, err
 }
 
-// firstBatch is how many elements there is room for at first: most maps are nearly empty most of the time.
+// firstBatch is the initial capacity in elements: most maps are nearly empty most of the time.
 const firstBatch = 16
 
-// EachBatch calls do for the elements of a hash map or an array, size of them per system call where there are many,
-// until it returns false. Elements that come and go meanwhile may be missed or met twice. The slices are valid until do
-// returns.
+// EachBatch calls do for batches of elements of a hash map or array until do returns false. Where the map has many
+// elements, it reads size of them per system call. Elements that are added or deleted in the meantime may be missed or
+// visited twice. The slices are valid until do returns.
 func EachBatch[K, V any](m *ebpf.Map, size int, do func([]K, []V) bool) error {
 	var cursor ebpf.MapBatchCursor
 	room := min(size, firstBatch)
@@ -174,8 +174,8 @@ func EachElement[K, V any](m Maps, name string, size int, do func(K, *V) bool) e
 	})
 }
 
-// SyncTable makes a hash map or an LPM trie hold what is wanted, in few writes. Other elements are deleted if obsolete
-// reports so.
+// SyncTable makes a hash map or an LPM trie contain the wanted elements with few writes. It deletes other elements for
+// which obsolete returns true.
 func SyncTable[K, V comparable](m Maps, name string, want map[K]V, obsolete func(K, V) bool) error {
 	have, err := ReadTable[K, V](m, name)
 	if err != nil {

@@ -25,8 +25,8 @@ type moduleServer struct {
 	requests *requests
 
 	starting sync.Mutex   // one start at a time: the agent tries again while a slow one is still under way
-	ended    bool         // no start any more; guarded by starting
-	turning  sync.RWMutex // from the end of one map set's work to the next; requests wait
+	ended    bool         // no more starts; guarded by starting
+	turning  sync.RWMutex // held from the end of one map set's work to the start of the next; requests wait
 
 	retiring sync.WaitGroup // map sets that requests still use
 
@@ -37,13 +37,13 @@ type moduleServer struct {
 	retired  map[string]bool // names of map sets that requests may still use
 }
 
-// compilation is a config with its compiled form: compile is followed by fill and start with the same config.
+// compilation is a config with its compiled form: the agent calls fill and start with the config that it compiled.
 type compilation struct {
 	config [sha256.Size]byte
 	result Compiled
 }
 
-// running is the map set that packets meet.
+// running is the map set that packets use.
 type running struct {
 	mapSet    string
 	maps      Maps
@@ -61,7 +61,7 @@ type running struct {
 	attachments map[AttachmentKey]Attachment
 }
 
-// serveControl serves until the agent closes the socket of the maps, or ctx ends.
+// serveControl serves requests until the agent closes the socket of the maps, or ctx ends.
 func serveControl(ctx context.Context, module string, control Control, listener net.Listener,
 	maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -91,8 +91,8 @@ func serveControl(ctx context.Context, module string, control Control, listener 
 	return err
 }
 
-// routes returns the handler of the control plane's socket. Paths below PathPrefix are the agent's, with bodies of at
-// most MaxBody bytes; all others are the module's own.
+// routes returns the handler of the control plane's socket. Paths below PathPrefix are requests of the agent, with
+// bodies of at most MaxBody bytes; all others belong to the module.
 func (p *moduleServer) routes() http.Handler {
 	mux := http.NewServeMux()
 	own := func(pattern string, do func(*http.Request) (any, error)) {
@@ -118,8 +118,8 @@ func (p *moduleServer) routes() http.Handler {
 	return mux
 }
 
-// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what the module has no use for 404, what
-// comes at the wrong time 409, all other errors 500.
+// reply writes an answer: 204 without a value, 422 for a *ConfigError, 503 if unhealthy, 404 for requests that the
+// module does not support, 409 for requests at the wrong time, 500 for all other errors.
 func reply(w http.ResponseWriter) func(any, error) {
 	return func(v any, err error) {
 		if v == nil && err == nil {
@@ -154,7 +154,7 @@ var (
 	errOtherMapSet = errors.New("another map set is running")
 )
 
-// decoded returns a handler of requests with a body in JSON.
+// decoded returns a handler for requests with a JSON body.
 func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*http.Request) (any, error) {
 	return func(r *http.Request) (any, error) {
 		var request T
@@ -165,7 +165,7 @@ func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*
 	}
 }
 
-// serveCompile also fills the active map set, if asked, so that a change of values takes one request.
+// serveCompile also fills the active map set if requested, so that a change of values takes one request.
 func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 	reply(w)(func() (any, error) {
@@ -185,8 +185,8 @@ func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 	}())
 }
 
-// fillActive reports whether it has filled the maps of the active map set, which it does if a config differs from
-// the active one in values only. Errors are left to fill.
+// fillActive fills the maps of the active map set if a config differs from the active one only in values, and reports
+// whether it has. Errors are left to fill.
 func (p *moduleServer) fillActive(mapSet string, c Compiled, settings Settings) bool {
 	now := p.use()
 	if now == nil {
@@ -199,7 +199,7 @@ func (p *moduleServer) fillActive(mapSet string, c Compiled, settings Settings) 
 
 const compilationsKept = 2
 
-// compile remembers the last results: a large config is worked out once for compile, fill and start.
+// compile caches the last results: a large config is compiled once for compile, fill and start.
 func (p *moduleServer) compile(config json.RawMessage) (Compiled, error) {
 	sum := sha256.Sum256(config)
 	p.mu.Lock()
@@ -235,7 +235,7 @@ func (p *moduleServer) serveFill(ctx context.Context, req MapSetRequest) (any, e
 	return nil, c.Fill(maps)
 }
 
-// serveStart makes a map set the present one. If it is started already, only the attachments are updated.
+// serveStart makes a map set the current one. If it has already started, only the attachments are updated.
 func (p *moduleServer) serveStart(ctx context.Context, req MapSetRequest) (any, error) {
 	p.starting.Lock()
 	defer p.starting.Unlock()
@@ -260,8 +260,8 @@ func (p *moduleServer) serveStart(ctx context.Context, req MapSetRequest) (any, 
 	return nil, err
 }
 
-// turn ends the work of one map set before that of the next begins: they share tables, and a ring buffer can have
-// one reader only. If the next one cannot be opened there is none, and the agent tries again.
+// turn ends the work of one map set before it starts that of the next: they share tables, and a ring buffer can have
+// only one reader. If the next map set cannot be opened, there is no current one, and the agent tries again.
 func (p *moduleServer) turn(before *running, activate func() (*running, error)) error {
 	p.turning.Lock()
 	defer p.turning.Unlock()
@@ -300,7 +300,7 @@ func (p *moduleServer) activate(req MapSetRequest, c Compiled, maps Maps) (*runn
 	return n, nil
 }
 
-// retire lets go of the maps of a map set when the last request is done with them.
+// retire closes the maps of a map set when the last request that uses them has ended.
 func (p *moduleServer) retire(n *running) {
 	if n == nil {
 		return
@@ -314,8 +314,8 @@ func (p *moduleServer) retire(n *running) {
 	})
 }
 
-// stop ends the current map set's work and returns when it and all requests that use it, or retired map sets, have
-// ended.
+// stop ends the work of the current map set. It returns when this work and all requests that use the current or a
+// retired map set have ended.
 func (p *moduleServer) stop() {
 	p.starting.Lock()
 	defer p.starting.Unlock()
@@ -338,14 +338,14 @@ func (p *moduleServer) running() *running {
 	return p.current
 }
 
-// use keeps the maps of the present map set open until users.Done.
+// use keeps the maps of the current map set open until users.Done.
 func (p *moduleServer) use() *running {
 	p.turning.RLock()
 	defer p.turning.RUnlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current != nil {
-		p.current.users.Add(1) // under the lock that takes it away: never after its Wait has begun
+		p.current.users.Add(1) // under the lock for replacing it, hence never after Wait has begun
 	}
 	return p.current
 }
@@ -382,7 +382,7 @@ func (p *moduleServer) serveModels(_ context.Context, update ModelUpdate) (any, 
 	return updateUser(p, update.MapSet, func(user ModelUser) (any, error) { return user.Models(update) })
 }
 
-// updateUser passes resources to the present map set, if it is the one meant and works with them.
+// updateUser passes resources to the current map set, if the update is for it and the module uses such resources.
 func updateUser[U any](p *moduleServer, mapSet string, update func(U) (any, error)) (any, error) {
 	now := p.use()
 	if now == nil {
@@ -401,7 +401,7 @@ func updateUser[U any](p *moduleServer, mapSet string, update func(U) (any, erro
 	return update(user)
 }
 
-// serveHealth answers with conditions and ejected instances. An error of any of them, not of Health alone, counts as
+// serveHealth answers with conditions and ejected instances. An error of any of them, not only of Health, counts as
 // unhealthy.
 func (p *moduleServer) serveHealth(*http.Request) (any, error) {
 	now := p.use()
@@ -429,7 +429,7 @@ func (p *moduleServer) serveHealth(*http.Request) (any, error) {
 	return answer, nil
 }
 
-// unopened is why there is no map set, if its start failed.
+// unopened returns the reason why there is no map set, if its start failed.
 func (p *moduleServer) unopened() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -466,7 +466,7 @@ func (p *moduleServer) serveNote(_ context.Context, r NoteRequest) (any, error) 
 }
 
 // serveModule passes the request to the module's handler. The map set stays open until the handler returns, even if it
-// is replaced meanwhile.
+// is replaced in the meantime.
 func (p *moduleServer) serveModule(w http.ResponseWriter, r *http.Request) {
 	now := p.use()
 	if now == nil {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// ParsePrefix reads a prefix, or an address without a zone, which stands for itself. Host bits stay as they are.
+// ParsePrefix parses a prefix, or an address without a zone as the prefix of this address alone. Host bits are kept.
 func ParsePrefix(text string) (netip.Prefix, error) {
 	if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" {
 		return netip.PrefixFrom(a, a.BitLen()), nil
@@ -15,8 +15,8 @@ func ParsePrefix(text string) (netip.Prefix, error) {
 	return netip.ParsePrefix(text)
 }
 
-// MappedPrefix returns a prefix of IPv6 addresses: of IPv4 that of the mapped ones (::ffff:0:0/96), as data planes
-// have them.
+// MappedPrefix returns a prefix as an IPv6 prefix, an IPv4 one as IPv4-mapped (::ffff:0:0/96), which is the form in
+// data planes.
 func MappedPrefix(p netip.Prefix) netip.Prefix {
 	if p.Addr().Is4() {
 		return netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
@@ -24,7 +24,7 @@ func MappedPrefix(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// PrefixMask returns which bits of an IPv6 address a prefix of so many bits compares, in network byte order.
+// PrefixMask returns the mask of an IPv6 prefix length, in network byte order.
 func PrefixMask(bits int) (mask [16]byte) {
 	for i := range bits {
 		mask[i/8] |= 0x80 >> (i % 8)
@@ -32,8 +32,8 @@ func PrefixMask(bits int) (mask [16]byte) {
 	return mask
 }
 
-// Printable returns the text up to its first zero, with ? for what is not printable ASCII: names that programs give
-// themselves may be anything.
+// Printable returns the text up to its first zero byte, with ? for anything but printable ASCII: programs can choose
+// any bytes as names.
 func Printable(text []byte) string {
 	s, _, _ := strings.Cut(string(text), "\x00")
 	return strings.Map(func(r rune) rune {

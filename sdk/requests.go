@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	requestWait = 30 * time.Second // how long a request of the agent is held
-	maxRequests = 4096             // addresses that the agent has not fetched; more are not noted
+	requestWait = 30 * time.Second // how long a request of the agent is held open
+	maxRequests = 4096             // addresses that the agent has not fetched yet; further ones are discarded
 )
 
-// requests are what the control plane asks of the agent, until the agent fetches them.
+// requests holds the control plane's requests to the agent until the agent fetches them.
 type requests struct {
 	mu      sync.Mutex
-	pending Requests // with the map set whose releases are taken
+	pending Requests // with the map set whose releases are accepted
 	queued  map[netip.Addr]bool
 	arrived chan struct{}
 }
@@ -40,7 +40,7 @@ func (r *requests) resolve(addr netip.Addr) {
 	r.wake()
 }
 
-// begin has a map set release from now on. What the one before has released may be in use again.
+// begin accepts releases of this map set from now on. Services that the previous map set released may be in use again.
 func (r *requests) begin(mapSet string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -56,7 +56,7 @@ func (r *requests) release(name string) {
 	}
 }
 
-// maxClientMaps is how many clients may wait for maps that the agent has not fetched the request for.
+// maxClientMaps is the number of clients that may wait for maps whose request the agent has not fetched yet.
 const maxClientMaps = 256
 
 func (r *requests) sendMaps(m ClientMaps) error {
@@ -70,7 +70,7 @@ func (r *requests) sendMaps(m ClientMaps) error {
 	return nil
 }
 
-// maxArrivals is how many frames may wait for the agent to fetch them.
+// maxArrivals is the number of frames that may wait for the agent to fetch them.
 const maxArrivals = 256
 
 func (r *requests) arrive(ifindex uint32, frame []byte) bool {
@@ -91,7 +91,7 @@ func (r *requests) wake() {
 	}
 }
 
-// take waits until there is something, or for a while.
+// take waits for requests, up to a time limit.
 func (r *requests) take(ctx context.Context) Requests {
 	timeout := time.NewTimer(requestWait)
 	defer timeout.Stop()

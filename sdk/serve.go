@@ -14,8 +14,8 @@ import (
 	"syscall"
 )
 
-// Serve is the main function of a control plane process written in Go: it serves control until the agent ends or asks
-// it to stop. The default logger is set so that levels and attributes reach the agent's log.
+// Serve is the main function of a control plane written in Go: it serves control until the agent ends or asks it to
+// stop. It sets the default logger, so that levels and attributes reach the agent's log.
 func Serve(control Control) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -27,7 +27,7 @@ func Serve(control Control) error {
 	return serveControl(ctx, os.Getenv("KERB_MODULE"), control, listener, maps)
 }
 
-// logToAgent writes records of slog as JSON lines, which the agent parses. The agent adds the time.
+// logToAgent writes slog records as JSON lines, which the agent parses. The agent adds the time.
 func logToAgent() {
 	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{
 		Level: slog.LevelDebug,
@@ -40,7 +40,7 @@ func logToAgent() {
 	})))
 }
 
-// sockets takes over two inherited descriptors.
+// sockets opens the two inherited descriptors.
 func sockets(listen, maps int) (net.Listener, *net.UnixConn, error) {
 	listenFile, mapsFile := os.NewFile(uintptr(listen), "listen"), os.NewFile(uintptr(maps), "maps")
 	defer listenFile.Close() // both are duplicated
@@ -70,16 +70,16 @@ func unixConn(f *os.File) (*net.UnixConn, error) {
 	return u, nil
 }
 
-// HostMessage asks a process that ServeMany runs for one more control plane. It comes with two descriptors: those that
-// a process of its own would have as ListenFD and MapsFD.
+// HostMessage asks a process that runs ServeMany for another control plane. It has two descriptors: those that a
+// process of its own would have as ListenFD and MapsFD.
 type HostMessage struct {
 	Module  string `json:"module"`
 	Package string `json:"package"`
 }
 
-// ServeMany serves the control planes of several packages in one process, for those that share one to save memory.
-// Which modules there are arrives on descriptor ListenFD, a SOCK_SEQPACKET socket; for each of them the contract is the
-// same as for a process of its own.
+// ServeMany serves the control planes of several packages in one process, which saves memory. Requests for modules
+// arrive on descriptor ListenFD, a SOCK_SEQPACKET socket; for each module the contract is the same as for a process of
+// its own.
 func ServeMany(controls map[string]Control) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -97,7 +97,7 @@ func ServeMany(controls map[string]Control) error {
 		message, listener, maps, err := receiveModule(conn)
 		if err != nil || ctx.Err() != nil {
 			stop()
-			return nil // the agent has gone, or asks it to stop
+			return nil // the agent has ended, or asks it to stop
 		}
 		control := controls[message.Package]
 		if control == nil {
@@ -115,7 +115,7 @@ func ServeMany(controls map[string]Control) error {
 }
 
 // receiveModule receives the first message with exactly two descriptors: the listening socket and the socket for maps.
-// On an error, descriptors that came are closed.
+// On an error it closes the received descriptors.
 func receiveModule(conn *net.UnixConn) (HostMessage, net.Listener, *net.UnixConn, error) {
 	var message HostMessage
 	fds, err := receiveJSON(conn, 2, &message)

@@ -30,7 +30,7 @@ const (
 	SetPorts     = "ports"
 )
 
-// SetReference is a set that a config refers to: one that was applied, or the addresses of services.
+// SetReference is a reference of a config to a set: a set that was applied, or the addresses of selected services.
 type SetReference struct {
 	Field    string   `json:"field"`              // of the config, for example rules[3].src
 	Set      string   `json:"set,omitempty"`      // name
@@ -56,28 +56,28 @@ type Set struct {
 	Version  uint32 // elements of others do not count
 }
 
-// SetKind mirrors enum kerb_set_kind: which maps have the elements.
+// SetKind mirrors enum kerb_set_kind: which maps hold the elements.
 type SetKind uint32
 
 // The kinds.
 const (
 	SetKindPrefixes SetKind = iota + 1 // SetPrefixesMap
-	SetKindTable                       // SetTableMap, and SetElementsMap what has no place there
+	SetKindTable                       // SetTableMap, and SetElementsMap for elements that do not fit
 )
 
 // SetElement mirrors struct kerb_set_element.
 type SetElement struct {
 	Set  uint32   // version << 1, plus 1 for an IPv6 address
-	Word [16]byte // network byte order; an IPv4 address or a port is in the first ones
+	Word [16]byte // network byte order; an IPv4 address or a port is in the first bytes
 }
 
 // SetPrefix mirrors struct kerb_set_prefix.
 type SetPrefix struct {
-	Bits    uint32 // that count of Element, those of Set included
+	Bits    uint32 // significant bits of Element, including those of Set
 	Element SetElement
 }
 
-// ElementOf returns an address of a version of a set.
+// ElementOf returns the element for an address in a version of a set.
 func ElementOf(version uint32, a netip.Addr) (e SetElement) {
 	e.Set = version << 1
 	if a.Is4() {
@@ -89,17 +89,18 @@ func ElementOf(version uint32, a netip.Addr) (e SetElement) {
 	return e
 }
 
-// PrefixOf returns a prefix of a version of a set.
+// PrefixOf returns the element for a prefix in a version of a set.
 func PrefixOf(version uint32, p netip.Prefix) SetPrefix {
 	return SetPrefix{uint32(32 + p.Bits()), ElementOf(version, p.Addr())}
 }
 
-// PortAddr is a port as an element.
+// PortAddr returns a port as an element.
 func PortAddr(port uint16) netip.Addr {
 	return netip.AddrFrom4([4]byte{0, 0, byte(port >> 8), byte(port)})
 }
 
-// SetContains reports whether a set has an address or port now, as packets see it. A set that does not exist has none.
+// SetContains reports whether a set currently has an address or port, as packets see it. A set that does not exist is
+// empty.
 func (m Maps) SetContains(id uint64, a netip.Addr) (bool, error) {
 	sets, err := m.Get(SetsMap)
 	if err != nil {

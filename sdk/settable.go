@@ -17,7 +17,8 @@ const (
 // SetBucket mirrors struct kerb_set_bucket.
 type SetBucket [SetBucketSize]uint64
 
-// Bucket returns which bucket of SetTableMap may have an element, and as what; ok is false if none does.
+// Bucket returns the bucket of SetTableMap that may have an element, and the entry to look for; ok is false if none
+// does.
 func (s Set) Bucket(a netip.Addr) (bucket uint32, entry uint64, ok bool) {
 	if s.Kind != SetKindTable || !a.Is4() {
 		return 0, 0, false
@@ -26,7 +27,7 @@ func (s Set) Bucket(a netip.Addr) (bucket uint32, entry uint64, ok bool) {
 	return bucket, entry, true
 }
 
-// Bucket returns the bucket and the entry of an element that is no IPv6 address.
+// Bucket returns the bucket and the entry of an element that is not an IPv6 address.
 func (e SetElement) Bucket() (bucket uint32, entry uint64) {
 	const golden = 0x9e3779b97f4a7c15
 	entry = uint64(e.Set)<<32 | uint64(binary.NativeEndian.Uint32(e.Word[:]))
@@ -35,7 +36,8 @@ func (e SetElement) Bucket() (bucket uint32, entry uint64) {
 	return uint32(hash>>32) % SetBuckets, entry
 }
 
-// Find reports whether the bucket has an entry, and whether it is full, so that SetElementsMap may have it.
+// Find reports whether the bucket has an entry, and whether it is full, in which case SetElementsMap may have the
+// entry.
 func (b *SetBucket) Find(entry uint64) (has, full bool) {
 	return slices.Contains(b[:], entry), b[SetBucketSize-1] != 0
 }

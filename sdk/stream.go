@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// Stream passes values on to the clients that read it at the time. The zero value is ready, and is not to be copied.
+// Stream passes values on to its current clients. The zero value is ready to use and must not be copied.
 type Stream[T any] struct {
 	mu      sync.Mutex
 	ended   bool
 	clients map[*StreamClient[T]]bool
 }
 
-// StreamClient reads a stream. It loses values that come while StreamQueue wait for it.
+// StreamClient reads a stream. It loses new values while StreamQueue values wait for it.
 type StreamClient[T any] struct {
 	Values <-chan T // closed at the end of the stream
 
@@ -24,7 +24,7 @@ type StreamClient[T any] struct {
 	lost   uint64 // since it was asked last
 }
 
-// StreamQueue is how many values may wait for a client.
+// StreamQueue is the number of values that may wait for a client.
 const StreamQueue = 256
 
 // Send passes a value to all clients.
@@ -47,7 +47,7 @@ func (s *Stream[T]) HasClients() bool {
 	return len(s.clients) > 0
 }
 
-// End ends the stream for all clients, after what they have not read yet. It may be called once.
+// End ends the stream for all clients, after the values that they have not read yet. It may be called once.
 func (s *Stream[T]) End() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +58,7 @@ func (s *Stream[T]) End() {
 	s.clients = nil
 }
 
-// Open adds a client, which has to be closed.
+// Open adds a client, which the caller must close.
 func (s *Stream[T]) Open() *StreamClient[T] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *StreamClient[T]) Close() {
 	delete(c.stream.clients, c)
 }
 
-// Lost returns how many values were lost since it was called last.
+// Lost returns the number of values lost since the last call.
 func (c *StreamClient[T]) Lost() (n uint64) {
 	c.stream.mu.Lock()
 	defer c.stream.mu.Unlock()
@@ -90,8 +90,8 @@ func (c *StreamClient[T]) Lost() (n uint64) {
 	return n
 }
 
-// Serve writes the values before, then those that come, one JSON object a line, until the client of the request or the
-// stream ends. {"lost": n} stands for those that the client was too slow for.
+// Serve writes the values of before, then new ones, as one JSON object per line, until the client of the request
+// disconnects or the stream ends. {"lost": n} replaces values that the client was too slow for.
 func (c *StreamClient[T]) Serve(w http.ResponseWriter, r *http.Request, before []T) {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out, stream := json.NewEncoder(w), http.NewResponseController(w)

@@ -8,16 +8,16 @@ import (
 	"net/http"
 )
 
-// The contract between the agent and control plane processes, as docs/control-planes.md describes it.
+// The contract between the agent and control plane processes, described in docs/control-planes.md.
 const (
-	// ContractVersion is what KERB_CONTRACT says.
+	// ContractVersion is the value of KERB_CONTRACT.
 	ContractVersion = 1
-	// PathPrefix is where the agent's own requests go; all other paths are the module's.
+	// PathPrefix is the path of the agent's requests; all other paths belong to the module.
 	PathPrefix = "/kerb/v1/"
 	// ListenFD is the listening socket, MapsFD the socket on which maps arrive.
 	ListenFD, MapsFD = 3, 4
-	// FillHeader of a request to compile names the active map set, whose maps may be filled at once: see fill. The
-	// answer repeats it if they are. A control plane that does not know it is asked to fill afterwards.
+	// FillHeader, in a request to compile, names the active map set, whose maps may be filled at once: see fill. The
+	// answer repeats the header if they were. A control plane that does not know the header gets a separate fill request.
 	FillHeader = "Kerb-Fill"
 	// MaxBody is the size of the largest body in either direction, in bytes.
 	MaxBody = 8 << 20
@@ -28,7 +28,8 @@ type CompileRequest struct {
 	Config json.RawMessage `json:"config"`
 }
 
-// readCompile reads one. The agent's have a config and nothing else, which is cut out: json would read it twice.
+// readCompile reads a CompileRequest. The agent's requests contain a config and nothing else, which is cut out: json
+// would read it twice.
 func readCompile(r *http.Request) (req CompileRequest, err error) {
 	var body bytes.Buffer
 	body.Grow(int(min(max(0, r.ContentLength), compileAhead)) + bytes.MinRead)
@@ -43,7 +44,7 @@ func readCompile(r *http.Request) (req CompileRequest, err error) {
 	return req, json.NewDecoder(&body).Decode(&req)
 }
 
-// compileAhead bounds what is allocated for a body before it has arrived.
+// compileAhead limits what is allocated for a body before it has arrived.
 const compileAhead = 64 << 10
 
 // MapSetRequest is the body of fill, start and drop.
@@ -54,7 +55,7 @@ type MapSetRequest struct {
 	Kernel      Kernel          `json:"kernel,omitzero"`     // start only
 }
 
-// NoteRequest is the body of note: a value that the data plane noted about a packet, of a note of the manifest.
+// NoteRequest is the body of note: a value that the data plane noted about a packet, for one of the manifest's notes.
 type NoteRequest struct {
 	Note  string `json:"note"`
 	Value uint64 `json:"value"`
@@ -65,18 +66,17 @@ type NoteAnswer struct {
 	Name string `json:"name,omitempty"`
 }
 
-// MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet
-// sockets.
+// MapsMessage comes with the descriptors of the maps that it names, in the same order, or with packet sockets.
 type MapsMessage struct {
 	MapSet string   `json:"generation,omitempty"`
 	Maps   []string `json:"maps,omitzero"`
-	Inject []uint32 `json:"inject,omitempty"` // ifindexes for which there are packet sockets, which replace older ones
+	Inject []uint32 `json:"inject,omitempty"` // ifindexes of the packet sockets, which replace older ones
 	Closed []uint32 `json:"closed,omitempty"` // ifindexes whose packet socket is to be closed
-	Client uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
+	Client uint64   `json:"client,omitempty"` // number of a program's new connection to the module's socket
 }
 
 // ClientMaps asks the agent to send a message to a client, with descriptors of maps of a map set, in this order: a
-// control plane has no right to send descriptors. The agent does so once for each client, until 10 s after it has
+// control plane is not permitted to send descriptors. The agent sends it once for each client, until 10 s after it has
 // connected.
 type ClientMaps struct {
 	Client  uint64          `json:"client"`
@@ -85,7 +85,7 @@ type ClientMaps struct {
 	Message json.RawMessage `json:"message"`
 }
 
-// Problem is the body of answers that are errors.
+// Problem is the body of error answers.
 type Problem struct {
 	Field  string `json:"field,omitempty"`
 	Reason string `json:"reason"`
