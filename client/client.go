@@ -14,27 +14,28 @@ import (
 	"net/http"
 )
 
-// Client is an agent's API. It is safe for concurrent use.
+// Client is a client of an agent's API. It is safe for concurrent use.
 type Client struct {
 	base, token string
 	http        *http.Client
 }
 
-// New returns a client of the agent that listens on a Unix socket.
+// New returns a client for the agent that listens on a Unix socket.
 func New(socket string) *Client {
 	return &Client{base: "http://kerb", http: &http.Client{Transport: Unix(socket)}}
 }
 
-// NewHTTPS returns a client of the agent at a URL such as https://node:7188. The token may be empty.
+// NewHTTPS returns a client for the agent at a URL such as https://node:7188. The token may be empty.
 func NewHTTPS(url, token string, config *tls.Config) *Client {
 	transport := &http.Transport{DisableKeepAlives: true, TLSClientConfig: config}
 	return &Client{base: url, token: token, http: &http.Client{Transport: transport}}
 }
 
-// writeBuffer holds most requests, 100 firewall rules for example: the peer wakes up once, and reads all of it.
+// writeBuffer holds most requests, for example 100 firewall rules, so that the agent wakes up once and reads all of it.
 const writeBuffer = 16 << 10
 
-// Unix returns a transport whose connections, one for each request, go to a Unix socket whatever the URL says.
+// Unix returns a transport that connects to a Unix socket, whatever the host in the URL, with a new connection for each
+// request.
 func Unix(socket string) *http.Transport {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -46,14 +47,14 @@ func Unix(socket string) *http.Transport {
 	return &http.Transport{DisableKeepAlives: true, DialContext: dial, WriteBufferSize: writeBuffer}
 }
 
-// DialError is returned when no agent accepts connections on the socket, so that it received nothing.
+// DialError reports that no agent accepts connections on the socket, so that the request was not received.
 type DialError struct{ Err error }
 
 func (e *DialError) Error() string { return e.Err.Error() }
 
 func (e *DialError) Unwrap() error { return e.Err }
 
-// StatusError is an answer other than success.
+// StatusError is an answer with a status other than success.
 type StatusError struct {
 	Method, Path string
 	Status       int
@@ -65,7 +66,7 @@ func (e *StatusError) Error() string {
 	return fmt.Sprintf("%s %s: %d %s: %s", e.Method, e.Path, e.Status, reason, bytes.TrimSpace(e.Body))
 }
 
-// Detail returns what the agent says is wrong.
+// Detail returns the agent's description of the error.
 func (e *StatusError) Detail() string {
 	var problem struct{ Detail string }
 	if json.Unmarshal(e.Body, &problem) == nil && problem.Detail != "" {
@@ -74,7 +75,7 @@ func (e *StatusError) Detail() string {
 	return e.Error()
 }
 
-// Send sends a request to a path such as /v1/status. The caller closes the body of the answer, whatever its status is.
+// Send sends a request to a path such as /v1/status. The caller closes the body of the answer, whatever its status.
 func (c *Client) Send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
 	if err != nil {
@@ -112,12 +113,12 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 	return json.NewDecoder(body).Decode(out)
 }
 
-// smallBody is the most bytes of a body that Post keeps: the agent has requests of unknown length wait for their turn,
-// as large ones.
+// smallBody is the largest body that Post buffers: the agent queues requests of unknown length together with large
+// ones.
 const smallBody = 64 << 10
 
-// Post sends a body of up to 64 KiB with its length, and a larger one as it is read, without keeping all of it. It
-// discards what a successful answer says.
+// Post sends a body of up to 64 KiB with its length, and streams a larger one without buffering all of it. It discards
+// the body of a successful answer.
 func (c *Client) Post(ctx context.Context, path string, body io.Reader) error {
 	start, err := io.ReadAll(io.LimitReader(body, smallBody+1))
 	if err != nil {
@@ -135,7 +136,7 @@ func (c *Client) Post(ctx context.Context, path string, body io.Reader) error {
 	return answer.Close()
 }
 
-// maxError are the most bytes of an error that are read. Those of 10,000 resources are in them.
+// maxError is the largest error body that is read. It has room for the errors of 10,000 resources.
 const maxError = 4 << 20
 
 func (c *Client) open(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {

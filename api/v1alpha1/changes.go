@@ -4,7 +4,7 @@ package v1alpha1
 
 import "time"
 
-// ChangeRecord is what the node remembers of a request that changed resources, or was refused.
+// ChangeRecord is an entry of the node's change history: a request that changed resources or was refused.
 type ChangeRecord struct {
 	Number   int64     `json:"number" doc:"Counts from 1. Numbers of records that a loss of power took away are given again"`
 	Time     time.Time `json:"time" doc:"When it was executed"`
@@ -20,20 +20,20 @@ type ChangeRecord struct {
 	Steps   []string `json:"steps,omitempty" doc:"Steps performed in the kernel; only for a single record"`
 }
 
-// Outcomes of a change: all of it happened, or nothing.
+// Outcomes of a change. A change is applied completely or not at all.
 const (
 	OutcomeDone    = "done"
 	OutcomeRefused = "refused"
 )
 
-// ChangesRequest selects records.
+// ChangesRequest selects entries of the change history.
 type ChangesRequest struct {
 	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"At most this many, the newest"`
 	Kind  string `query:"kind" doc:"Only changes of resources of this kind"`
 	Name  string `query:"name" doc:"Only changes of resources of this name"`
 }
 
-// RevertRequest makes resources what they were before a change.
+// RevertRequest asks for resources to be restored to their state before a change.
 type RevertRequest struct {
 	Number int64 `path:"id" minimum:"1" doc:"Number of the change"`
 	Force  bool  `query:"force" doc:"Also resources that were changed since, and changes of other owners than user"`

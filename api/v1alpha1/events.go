@@ -4,7 +4,7 @@ package v1alpha1
 
 import "time"
 
-// Types of events that are not of a condition.
+// Event types that are not derived from a condition.
 const (
 	EventAgent        = "Agent"        // Started, Stopped
 	EventChange       = "Change"       // Refused, RolledBack, RollbackFailed
@@ -19,8 +19,8 @@ type EventsRequest struct {
 	Follow bool   `query:"follow" doc:"Then also each one that follows, until the client ends the request"`
 }
 
-// Event is what has happened on the node, how many events are missing, or an error that ends the list. One that is
-// repeated within 10 minutes is one event, with the number and the time of the last.
+// Event is an event on the node, the number of missing events, or an error that ends the list. Repetitions within 10
+// minutes are merged into one event, with their number and the time of the last.
 type Event struct {
 	Number  int64     `json:"number,omitempty" doc:"Rises with each event; a repeated one gets a new number"`
 	Time    time.Time `json:"time,omitzero" doc:"When it happened last"`

@@ -4,7 +4,7 @@ package v1alpha1
 
 import "time"
 
-// FlowsRequest says which flows to return. Zero values stand for any.
+// FlowsRequest selects flows. Zero values match any flow.
 type FlowsRequest struct {
 	Service  string `query:"service" doc:"Only this service"`
 	Peer     string `query:"peer" doc:"Address of the other end, or a prefix such as 192.0.2.0/24"`
@@ -15,16 +15,16 @@ type FlowsRequest struct {
 	Count    int    `query:"count" minimum:"1" maximum:"5000" default:"1000" doc:"At most so many: those with the most bytes, and while following those with the latest packets"`
 }
 
-// FlowLine is one line of flows: a flow, what is missing among them, or the error that ends them.
+// FlowLine is one line of the answer: a flow, a count of missing flows, or the error that ends the answer.
 type FlowLine struct {
 	*Flow
 	Missing *MissingFlows `json:"missing,omitempty"`
 	Error   string        `json:"error,omitempty"`
 }
 
-// Flow is what two ends have exchanged, as a service on this node saw it: of TCP and UDP one pair of addresses and
-// ports, of other protocols one pair of addresses. The source is the end that began: it sent the SYN, or else the first
-// packet that was seen. Since the time of a request, it is the sum of those that differ in the source port only.
+// Flow is the traffic between two endpoints as a service on this node saw it: one pair of addresses and ports for TCP
+// and UDP, one pair of addresses for other protocols. The source is the initiator: the endpoint that sent the SYN, or
+// else the first packet seen. In answers for a period (since), flows that differ only in their source port are summed.
 type Flow struct {
 	Module      string `json:"module"`
 	Service     string `json:"service,omitempty" doc:"That saw it; not there for interfaces of the node"`
@@ -62,7 +62,8 @@ type Flow struct {
 	Last                   time.Time  `json:"last" doc:"When the last packet was seen"`
 }
 
-// MissingFlows is what flows do not have of a service.
+// MissingFlows describes what an answer lacks of a service: flows beyond its limits, and packets that were not
+// recorded.
 type MissingFlows struct {
 	Module            string `json:"module"`
 	Service           string `json:"service,omitempty"`

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Series names what is sampled: a metric, and the labels that it has.
+// Series identifies a sampled metric and its labels.
 type Series struct {
 	Name      string `json:"name"`
 	Service   string `json:"service,omitempty"`
@@ -18,7 +18,7 @@ type Series struct {
 	Reason    string `json:"reason,omitempty"`
 }
 
-// Labels returns names and values of the labels that are not empty, in the order of the names.
+// Labels returns the names and values of the labels that are not empty, ordered by name.
 func (s Series) Labels() (pairs []string) {
 	for _, l := range [][2]string{{"direction", s.Direction}, {"module", s.Module}, {"reason", s.Reason},
 		{"service", s.Service}, {"verdict", s.Verdict}} {
@@ -36,8 +36,8 @@ type HistoryRequest struct {
 	Follow bool   `query:"follow" doc:"Instead: one sample a second from now on, after those of the last 5 minutes in which another client followed"`
 }
 
-// HistoryLine is one line of samples: what the values of the following lines are of, a sample, or the error that ends
-// them.
+// HistoryLine is one line of the answer: the series to which the values of the following lines belong, a sample, or the
+// error that ends the answer.
 type HistoryLine struct {
 	Series  []Series `json:"series,omitempty" doc:"What values are of, in all lines until the next such one"`
 	Step    int      `json:"step,omitempty" doc:"Seconds from one sample to the next"`
@@ -50,7 +50,7 @@ type HistoryLine struct {
 	Error string `json:"error,omitempty"`
 }
 
-// Values are numbers, in JSON null for NaN.
+// Values are numbers; NaN is null in JSON.
 type Values []float32
 
 // MarshalJSON implements json.Marshaler.

@@ -12,8 +12,8 @@ import (
 // KindModel is the kind of a Model.
 const KindModel = "Model"
 
-// Model is a trained model that modules run on packets. It is a resource of its own, because a change of it is no
-// change of the module: the agent sends it to control planes, which write it into maps while packets flow.
+// Model is a trained model that modules evaluate on packets. It is a resource of its own because a new model does not
+// change the module: the agent sends it to control planes, which write it into maps while packets flow.
 type Model struct {
 	TypeMeta
 	Metadata ObjectMeta   `json:"metadata"`
@@ -35,8 +35,8 @@ const MaxModelDocument = 4 << 20
 
 // ModelSpec is the model itself.
 type ModelSpec struct {
-	// Document is text, not an object: agents keep it as it is, and one with 100,000 weights takes no more room than its
-	// file.
+	// Document is text and not an object, so that agents store it unchanged and a document with 100,000 weights takes no
+	// more memory than its file.
 	Document string `json:"document" minLength:"2" maxLength:"4194304" doc:"JSON text of the format kerb-model/1; empty in lists"`
 }
 
@@ -48,7 +48,7 @@ type ModelStatus struct {
 	Versions   []ModelVersion `json:"versions,omitempty" doc:"Previous versions kept for a rollback, newest first; absent in lists"`
 }
 
-// ModelSummary is what a document holds, without its numbers.
+// ModelSummary describes a document without its numbers.
 type ModelSummary struct {
 	Name      string   `json:"name" doc:"As the document says"`
 	Version   uint32   `json:"version" doc:"Version from the document; part of every verdict"`
@@ -61,7 +61,7 @@ type ModelSummary struct {
 	Size      int      `json:"bytes" doc:"Of the document"`
 }
 
-// ModelVersion is an earlier state of a model.
+// ModelVersion is an earlier version of a model.
 type ModelVersion struct {
 	Generation int64     `json:"generation" doc:"metadata.generation of the version"`
 	Version    uint32    `json:"version" doc:"As its document says"`
@@ -69,13 +69,13 @@ type ModelVersion struct {
 	Replaced   time.Time `json:"replaced" doc:"When it was replaced"`
 }
 
-// Digest is the SHA-256 of the document.
+// Digest returns the SHA-256 of the document.
 func (s ModelSpec) Digest() string {
 	sum := sha256.Sum256([]byte(s.Document))
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// DocumentVersion is the version that the document states, 0 if it states none.
+// DocumentVersion returns the version in the document, 0 if it has none.
 func (s ModelSpec) DocumentVersion() uint32 {
 	var head struct {
 		Version uint32 `json:"version"`

@@ -5,8 +5,8 @@ package v1alpha1
 // KindSet is the kind of a Set.
 const KindSet = "Set"
 
-// Set is a named set of addresses, prefixes or ports to which rules of modules refer. A change of its elements changes
-// no module: the agent writes them into maps while packets flow.
+// Set is a named set of addresses, prefixes or ports that rules of modules refer to. Changing its elements changes no
+// module: the agent writes them into maps while packets flow.
 type Set struct {
 	TypeMeta
 	Metadata ObjectMeta `json:"metadata"`
@@ -23,7 +23,7 @@ func (s *Set) Content() any { return s.Spec }
 // ClearStatus removes the status.
 func (s *Set) ClearStatus() { s.Status = nil }
 
-// Parts returns what the store keeps apart: the elements.
+// Parts returns what the store keeps separately: the elements.
 func (s *Set) Parts() []string { return s.Spec.Elements }
 
 // SetParts is the reverse of Parts.
@@ -45,7 +45,8 @@ type SetStatus struct {
 	Modules    []string    `json:"modules,omitempty" doc:"Modules whose rules refer to it"`
 }
 
-// SetChange adds and deletes elements of a set. Those that are there, or are not, are no errors.
+// SetChange adds and deletes elements of a set. Adding an element that exists, or deleting one that does not, is not an
+// error.
 type SetChange struct {
 	Add    []string `json:"add,omitempty" maxItems:"100000" doc:"Elements to add"`
 	Delete []string `json:"delete,omitempty" maxItems:"100000" doc:"Elements to delete"`

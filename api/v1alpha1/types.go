@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1alpha1 holds Kerb's resources: the one source for the YAML files, the REST API and the OpenAPI document.
-// A resource is desired state (spec) that the operator writes and status that the agent answers.
+// Package v1alpha1 defines Kerb's resources, the single source for the YAML files, the REST API and the OpenAPI
+// document. A resource consists of the desired state (spec), written by the operator, and the status, reported by the
+// agent.
 package v1alpha1
 
 import (
@@ -35,7 +36,7 @@ type ObjectMeta struct {
 	Owner string `json:"owner,omitempty" readOnly:"true" doc:"Who applied the resource, if not the user: only that owner changes it, and others by force"`
 }
 
-// OwnerUser is the owner of what people apply.
+// OwnerUser is the owner of resources that users apply.
 const OwnerUser = "user"
 
 // Module deploys a package on attach points of the node.
@@ -55,7 +56,7 @@ func (m *Module) Content() any { return m.Spec }
 // ClearStatus removes the status.
 func (m *Module) ClearStatus() { m.Status = nil }
 
-// ModuleSpec is what the operator wants of a module.
+// ModuleSpec is the desired state of a module.
 type ModuleSpec struct {
 	Package string `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
 	CommonModuleSpec
@@ -63,7 +64,7 @@ type ModuleSpec struct {
 	Hook   Hook   `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto selects TC for services, and for interfaces the first hook of the package"`
 }
 
-// CommonModuleSpec is the part of a module's spec that means the same in files, in the REST API of the agent, and in
+// CommonModuleSpec is the part of a module's spec that has the same meaning in files, in the agent's REST API, and in
 // the custom resources of a Kubernetes cluster.
 type CommonModuleSpec struct {
 	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
@@ -91,19 +92,18 @@ const (
 	FailClosed FailurePolicy = "closed" // the packet is dropped
 )
 
-// Attach selects attach points; its parts add up.
+// Attach selects attach points. Its fields are combined: a point that any of them selects is selected.
 type Attach struct {
 	Services   string   `json:"services,omitempty" doc:"Label selector, for example app=web,tier in (edge,core); * selects every service"`
 	Interfaces []string `json:"interfaces,omitempty" doc:"Interfaces of the node, by name"`
 	Cgroups    []string `json:"cgroups,omitempty" doc:"Paths of cgroups (v2), for packages on sockets: applies to all sockets created in them from then on"`
 }
 
-// DefaultPriority is the priority of a module whose resource states none.
+// DefaultPriority is the priority of a module that does not set one.
 const DefaultPriority = 100
 
-// Order is the place of a module among the others on the same hook, as a distance from the service: packets from the
-// service meet the modules from the nearest to the farthest, packets to it the other way round. Ties are broken by
-// name.
+// Order is the position of a module on its hook, as a distance from the service: packets from the service meet the
+// nearest module first, packets to the service the farthest. Equal distances are ordered by name.
 type Order struct {
 	Priority  int            `json:"priority" required:"false" default:"100" doc:"Distance from the service: lower is nearer"`
 	Before    []string       `json:"before,omitempty" doc:"Modules that are farther from the service than this one"`
@@ -139,7 +139,7 @@ type ModuleStatus struct {
 	Views       []View        `json:"views,omitempty" doc:"How the page shows what its control plane answers"`
 }
 
-// View is how the page shows what a control plane answers to a query.
+// View describes how the page shows a control plane's answer to a query.
 type View struct {
 	Title  string      `json:"title"`
 	Query  string      `json:"query" doc:"Of the package"`
@@ -156,20 +156,20 @@ type ViewField struct {
 	Rate  bool   `json:"rate,omitempty" doc:"A counter of which a series shows the change per second"`
 }
 
-// Events counts what a module sends to its control plane through ring buffers.
+// Events counts the events that a module sends to its control plane through ring buffers.
 type Events struct {
 	Sent uint64 `json:"sent"`
 	Lost uint64 `json:"lost" doc:"Events lost because the ring buffer was full: the control plane was too slow or not running"`
 }
 
-// Cost is what test runs of a module with packets of several kinds found.
+// Cost is the result of test runs of a module with several kinds of packets.
 type Cost struct {
 	Latency    []Latency `json:"latency,omitempty" doc:"By hook and direction"`
 	Memory     int64     `json:"memoryBytes" doc:"Kernel memory of its maps when it was measured, in bytes"`
 	MeasuredAt time.Time `json:"measuredAt"`
 }
 
-// Latency is what a module adds to the time of a packet.
+// Latency is the time that a module adds to a packet.
 type Latency struct {
 	Hook      string  `json:"hook" enum:"xdp,tc"`
 	Direction string  `json:"direction" enum:"egress,ingress" doc:"egress: from the service; ingress: to the service"`
@@ -198,7 +198,7 @@ type Attachment struct {
 	Position  int    `json:"position" doc:"Place in the chain, from 0"`
 }
 
-// ModuleCount is what a module did with the packets that reached it.
+// ModuleCount counts the packets that reached a module, by verdict.
 type ModuleCount struct {
 	Module    string         `json:"module"`
 	Hook      string         `json:"hook" enum:"xdp,tc-ingress,tc-egress"`
@@ -209,7 +209,7 @@ type ModuleCount struct {
 	Latency   *Sampled       `json:"latency,omitempty" doc:"How long the module took for packets that were measured; absent until there are some"`
 }
 
-// Sampled is how long packets took, one of 4,096 of which is measured.
+// Sampled is the distribution of packet times; one packet in 4,096 is measured.
 type Sampled struct {
 	Packets uint64 `json:"packets" doc:"Packets that were measured"`
 	P50     uint64 `json:"p50Nanoseconds" doc:"The median; at most a fourth too high, as p99"`
@@ -260,7 +260,7 @@ type ServiceSpec struct {
 	Interface string `json:"interface,omitempty" doc:"Host-side interface, if the network namespace is unknown"`
 }
 
-// ServiceStatus is what is known of a service now.
+// ServiceStatus is the observed state of a service.
 type ServiceStatus struct {
 	Conditions []Condition   `json:"conditions,omitempty"`
 	Links      []ServiceLink `json:"links,omitempty" doc:"Host-side interfaces; empty while the service does not exist"`
@@ -286,7 +286,7 @@ type ServiceLink struct {
 	Hooks     []HookState `json:"hooks,omitempty"`
 }
 
-// HookState is one chain of Kerb on one hook, with its neighbours.
+// HookState is Kerb's chain on one hook, with the other programs on the hook.
 type HookState struct {
 	Hook     string   `json:"hook" doc:"xdp, tc-ingress or tc-egress"`
 	Mode     string   `json:"mode" doc:"native, native-frags, generic, tcx or clsact"`
@@ -296,7 +296,7 @@ type HookState struct {
 	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, including foreign ones; lists leave them out"`
 }
 
-// Condition is one aspect of a resource's state, in the manner of Kubernetes.
+// Condition is one aspect of a resource's state, as in Kubernetes.
 type Condition struct {
 	Type    string    `json:"type" doc:"For example Ready"`
 	Status  string    `json:"status" enum:"True,False,Unknown"`
@@ -307,8 +307,8 @@ type Condition struct {
 	ObservedGeneration int64 `json:"observedGeneration,omitempty" doc:"The metadata.generation that the condition refers to"`
 }
 
-// Transition returns the conditions now with the times of their last transitions, given those before: a condition
-// changes only when its status changes, not with its reason and message.
+// Transition returns now with the transition times set, given the conditions before: the transition time of a condition
+// changes only with its status, not with its reason or message.
 func Transition(before, now []Condition) []Condition {
 	out := slices.Clone(now)
 	for i := range out {

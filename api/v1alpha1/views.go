@@ -4,7 +4,7 @@ package v1alpha1
 
 import "time"
 
-// Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
+// Chain is the ordered modules on one hook, linked into one program that runs on one or more attach points.
 type Chain struct {
 	ID        string        `json:"id" doc:"Hash over all inputs of the program: equal chains have equal identities"`
 	Hook      string        `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
@@ -19,7 +19,7 @@ type Chain struct {
 	Counts    []ModuleCount `json:"counts,omitempty" doc:"Packets that reached its modules, in their order, since the chain was linked. The counts of a module continue those of chains that were replaced"`
 }
 
-// NodeCounts is what changes all the time, and whether something else may have changed.
+// NodeCounts holds the counters, which change all the time, and a number that changes when anything else has changed.
 type NodeCounts struct {
 	Change  int64         `json:"change" doc:"Number of the newest change, 0 if there was none"`
 	State   int64         `json:"state" doc:"Another number than before if something else than counters may have changed: resources, chains, where they are attached, conditions as far as the agent has evaluated them, or the agent has started"`
@@ -40,7 +40,7 @@ type ModuleDrops struct {
 	Drops  []Drop `json:"drops,omitempty" doc:"As in the status of the module"`
 }
 
-// Package is a package as the node knows it.
+// Package is a package known to the node.
 type Package struct {
 	Name         string            `json:"name"`
 	Version      string            `json:"version"`
@@ -59,7 +59,7 @@ type Package struct {
 	Problem      string            `json:"problem,omitempty" doc:"Why it cannot be used"`
 }
 
-// PackageRequest names a package in a registry that is to be pulled into the node's store, or removed from there.
+// PackageRequest names a package in a registry to pull into the node's store, or to remove from it.
 type PackageRequest struct {
 	Source string `query:"source" required:"true" maxLength:"512" doc:"Reference with a digest: REGISTRY/REPOSITORY@sha256:DIGEST"`
 	Owner  string `query:"owner" required:"true" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Program that has it pulled. It removes only packages that it has pulled"`
@@ -70,7 +70,7 @@ type PackageRemoved struct {
 	Source string `json:"source" doc:"Its reference"`
 }
 
-// NodeStatus is the agent's state at a glance.
+// NodeStatus is a summary of the agent's state.
 type NodeStatus struct {
 	Version         string        `json:"version"`
 	Kernel          string        `json:"kernel"`
@@ -87,7 +87,7 @@ type NodeStatus struct {
 	Problems        []NodeProblem `json:"problems,omitempty" doc:"Everything that is wrong: of the agent, modules, services and virtual services"`
 }
 
-// NodeProblem is something that is wrong and that an operator should see to.
+// NodeProblem is a problem that requires the operator's attention.
 type NodeProblem struct {
 	Kind    string    `json:"kind" doc:"Agent, Module, Service or VirtualService"`
 	Name    string    `json:"name,omitempty"`
@@ -97,7 +97,7 @@ type NodeProblem struct {
 	Since   time.Time `json:"since"`
 }
 
-// Change is one difference between what is and what would be.
+// Change is one difference between the current and the requested state.
 type Change struct {
 	Action string `json:"action" enum:"create,update,delete,unchanged"`
 	Kind   string `json:"kind"`
@@ -106,7 +106,7 @@ type Change struct {
 	After  any    `json:"after,omitempty" doc:"Spec and labels after, for create and update with dryRun"`
 }
 
-// ApplyResult is the outcome of an apply or delete: all of it happened, or none.
+// ApplyResult is the result of an apply or delete, which is executed completely or not at all.
 type ApplyResult struct {
 	DryRun  bool     `json:"dryRun"`
 	Changes []Change `json:"changes"`
@@ -117,14 +117,14 @@ type ApplyResult struct {
 	Costs []CostChange `json:"costs,omitempty" doc:"With measure: what the modules that the request changes cost, and would cost"`
 }
 
-// CostChange is what a module costs, and what it would cost after a change. One is measured right after the other.
+// CostChange is the cost of a module before and after a change, measured in immediate succession.
 type CostChange struct {
 	Module string `json:"module"`
 	Before *Cost  `json:"before,omitempty" doc:"Absent if the node does not run the module, or it cannot be measured"`
 	After  *Cost  `json:"after,omitempty" doc:"Absent if it cannot be measured"`
 }
 
-// TraceRequest says which packets to trace, where, and how long. Zero values stand for any.
+// TraceRequest selects the packets to trace, where, and for how long. Zero values match any packet.
 type TraceRequest struct {
 	Service  string `query:"service" doc:"Only this service; all attach points unless set"`
 	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
@@ -143,7 +143,7 @@ type TraceRequest struct {
 	Last     bool   `query:"last" doc:"Not packets that come: the last ones that chains have kept because they were slow, dropped, or got no verdict, oldest first. Without program"`
 }
 
-// DropsRequest says which of the packets to return that modules dropped. Zero values stand for any.
+// DropsRequest selects dropped packets. Zero values match any packet.
 type DropsRequest struct {
 	Service  string `query:"service" doc:"Only this service"`
 	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
@@ -155,8 +155,8 @@ type DropsRequest struct {
 	Count    int    `query:"count" minimum:"1" maximum:"10000" default:"100" doc:"At most the last so many"`
 }
 
-// TraceLine is one line of a trace: a packet, the number of events that have been lost so far, what is not shown, or
-// why the trace ended.
+// TraceLine is one line of a trace: a packet, the number of events lost so far, what the trace cannot show, or the
+// reason why it ended.
 type TraceLine struct {
 	*TracedPacket
 	Lost    uint64 `json:"lost,omitempty" doc:"Events for which there was no room, since the trace began; their packets are missing"`
@@ -164,8 +164,8 @@ type TraceLine struct {
 	Error   string `json:"error,omitempty"`
 }
 
-// TracedPacket is a packet as it came to a chain, and what the modules did to it. In a trace it has the further chains
-// of this node that it met.
+// TracedPacket is a packet as it arrived at a chain, and the verdict of each module. In a trace it includes the other
+// chains of this node that it traversed.
 type TracedPacket struct {
 	ID          string      `json:"id,omitempty" doc:"Of the packet, while the trace runs"`
 	Time        time.Time   `json:"time" doc:"When it came"`
@@ -194,21 +194,21 @@ type TracedPacket struct {
 	Then []TracedPacket `json:"then,omitempty" doc:"The packet at the chains that it met after that, in order"`
 }
 
-// KernelDrop is what the kernel did to a packet that all modules let pass.
+// KernelDrop describes how the kernel dropped a packet that all modules passed.
 type KernelDrop struct {
 	Time     time.Time `json:"time"`
 	Reason   string    `json:"reason" doc:"As the kernel names it (enum skb_drop_reason): NO_SOCKET, TCP_INVALID_SEQUENCE; the number of one without a name"`
 	Function string    `json:"function,omitempty" doc:"Of the kernel, in which it was dropped"`
 }
 
-// ExplainRequest asks what the modules of a service would do to a packet.
+// ExplainRequest asks for the verdicts that the modules of a service would return for a packet.
 type ExplainRequest struct {
 	Packet    string `query:"packet" required:"true" doc:"Protocol, source > destination, options: tcp 198.51.100.7:40000 > 10.0.0.2:80 syn"`
 	Service   string `query:"service" required:"true"`
 	Direction string `query:"direction" enum:"ingress,egress," doc:"As seen by the service; by default the one in which it has an address of the packet"`
 }
 
-// ExplainedPacket is what the modules would do to a packet that comes now.
+// ExplainedPacket holds the verdicts for a packet that would arrive now.
 type ExplainedPacket struct {
 	Packets []TracedPacket `json:"packets" doc:"The packet at each chain that it meets"`
 	Verdict string         `json:"verdict" enum:"pass,drop,reply,redirect" doc:"At the end"`

@@ -5,8 +5,8 @@ package v1alpha1
 // KindVirtualService is the kind of a VirtualService.
 const KindVirtualService = "VirtualService"
 
-// VirtualService gives a group of instances addresses of their own. A module that uses virtual services (the proxy)
-// takes packets to these addresses to an instance.
+// VirtualService gives a group of instances virtual addresses. A module that uses virtual services (the proxy) sends
+// packets for these addresses to an instance.
 type VirtualService struct {
 	TypeMeta
 	Metadata ObjectMeta            `json:"metadata"`
@@ -23,15 +23,15 @@ func (s *VirtualService) Content() any { return s.Spec }
 // ClearStatus removes the status.
 func (s *VirtualService) ClearStatus() { s.Status = nil }
 
-// VirtualServiceSpec says which addresses stand for which instances.
+// VirtualServiceSpec maps virtual addresses to instances.
 type VirtualServiceSpec struct {
 	Addresses []VirtualAddress  `json:"addresses" minItems:"1" maxItems:"64" doc:"Virtual addresses; each may be used by one virtual service only"`
 	Ports     []VirtualPort     `json:"ports,omitempty" maxItems:"1024" doc:"Served ports; if absent, all ports and protocols, without port translation"`
 	Instances []VirtualInstance `json:"instances,omitempty" maxItems:"10000" doc:"Instances that serve the address"`
 }
 
-// VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands
-// for.
+// VirtualAddress is one address, with either the policy that chooses among the instances or the one instance that it
+// stands for.
 type VirtualAddress struct {
 	Address         string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
 	Policy          Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
@@ -45,15 +45,15 @@ type Policy string
 // Policies.
 const (
 	PolicyRoundRobin       Policy = "roundRobin"       // one after the other
-	PolicyWeighted         Policy = "weighted"         // as often as its weight says
+	PolicyWeighted         Policy = "weighted"         // in proportion to the weights
 	PolicyLeastConnections Policy = "leastConnections" // the one with the fewest sessions
 	PolicySourceAffinity   Policy = "sourceAffinity"   // one client address, one instance
-	// by addresses and ports; most connections keep their instance when others come and go
+	// hashes addresses and ports; most connections keep their instance when others are added or removed
 	PolicyConsistentHash Policy = "consistentHash"
-	PolicyClosest        Policy = "closest" // the shortest distance; where none is stated, by measured round trip time
+	PolicyClosest        Policy = "closest" // the shortest distance; if none is stated, the shortest round-trip time
 )
 
-// VirtualPort is a port that clients use, with the one that instances listen on.
+// VirtualPort maps a port that clients use to the port on which instances listen.
 type VirtualPort struct {
 	Port       uint16   `json:"port" minimum:"1" maximum:"65535" doc:"Port of the virtual address"`
 	TargetPort uint16   `json:"targetPort,omitempty" minimum:"1" maximum:"65535" doc:"Port on the instances; default is the same port"`
@@ -70,8 +70,8 @@ const (
 	ProtocolSCTP Protocol = "sctp"
 )
 
-// VirtualInstance is one that answers. Its identity is the pair of names of virtual service and instance: a redeployed
-// one keeps it, and gets other addresses.
+// VirtualInstance is an instance behind a virtual service, identified by the names of virtual service and instance. A
+// redeployed instance keeps its identity and gets other addresses.
 type VirtualInstance struct {
 	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" patternDescription:"lower-case letters, digits, dashes and dots, with a letter or digit at both ends" doc:"Unique in the virtual service"`
 	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`
@@ -81,9 +81,9 @@ type VirtualInstance struct {
 	Weight    int      `json:"weight,omitempty" minimum:"1" maximum:"256" doc:"Share of new connections by policy weighted; default 1"`
 	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: lower is closer, in any unit; if absent, the round-trip time is measured"`
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
-	// TargetPorts are of this instance alone.
+	// TargetPorts applies to this instance only.
 	TargetPorts []VirtualPort `json:"targetPorts,omitempty" maxItems:"64" doc:"Ports of the virtual service that this instance serves on a target port of its own"`
-	// ExcludedPorts are of this instance alone.
+	// ExcludedPorts applies to this instance only.
 	ExcludedPorts []ExcludedPort `json:"excludedPorts,omitempty" maxItems:"1024" doc:"Ports of the virtual service that this instance does not serve: new connections to them go to other instances"`
 }
 
@@ -94,7 +94,7 @@ type ExcludedPort struct {
 	Draining bool     `json:"draining,omitempty" doc:"Drain: all existing sessions to the port continue. Otherwise those of UDP get another instance"`
 }
 
-// VirtualServiceStatus is the status of a virtual service.
+// VirtualServiceStatus is the observed state of a virtual service.
 type VirtualServiceStatus struct {
 	Conditions []Condition             `json:"conditions,omitempty"`
 	Source     string                  `json:"source" doc:"Source of the mapping: static for applied resources, or the name of a resolver"`
@@ -108,7 +108,7 @@ const (
 	SourceOakestra = "oakestra" // Oakestra's table query
 )
 
-// VirtualInstanceStatus is what an instance was resolved to.
+// VirtualInstanceStatus is the result of resolving an instance.
 type VirtualInstanceStatus struct {
 	Name      string   `json:"name"`
 	Addresses []string `json:"addresses,omitempty" doc:"Destination addresses of its packets"`
