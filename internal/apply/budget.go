@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// Budgets remembers what modules cost. It is safe for concurrent use, and holds no lock while it measures.
+// Budgets remembers the costs of modules. It is safe for concurrent use, and holds no lock while it measures.
 type Budgets struct {
 	log  *slog.Logger
 	wake chan struct{} // requests a measurement of modules that are not measured yet
@@ -28,19 +28,19 @@ type Budgets struct {
 	known map[string]Measured // by Candidate.Key
 }
 
-// Measured is what is known of a module's cost; with an error that is little or nothing.
+// Measured is the known part of a module's cost; little or nothing if there is an error.
 type Measured struct {
 	chain.Cost
 	At  time.Time
 	Err error
 }
 
-// Candidate is a module whose cost counts.
+// Candidate is a module whose cost is to be measured.
 type Candidate struct {
 	Module  string
-	Key     string // equal for equal code and config on the same hooks
+	Key     string // equal for the same code and config on the same hooks
 	Limits  Limits
-	Measure func() (chain.Cost, error) // runs the module on maps that no packet of the node meets
+	Measure func() (chain.Cost, error) // runs the module on maps that none of the node's packets use
 }
 
 // NewBudgets returns budgets without measurements.
@@ -48,7 +48,7 @@ func NewBudgets(log *slog.Logger) *Budgets {
 	return &Budgets{log: log, wake: make(chan struct{}, 1), known: map[string]Measured{}}
 }
 
-// Poke has Run look for modules that are not measured.
+// Poke makes Run look for modules that have not been measured.
 func (b *Budgets) Poke() {
 	select {
 	case b.wake <- struct{}{}:
@@ -65,8 +65,8 @@ func (b *Budgets) Get(key string) (Measured, bool) {
 }
 
 // Check measures a module unless its cost is known. Its error is a *apierrors.Invalid if the module exceeds a budget
-// that the operator has set. A module that cannot be measured is let through: if the kernel does not take it, the
-// change fails by itself.
+// that the operator has set. A module that cannot be measured is accepted: if the kernel rejects it, the change fails
+// anyway.
 func (b *Budgets) Check(c Candidate) error {
 	m, ok := b.Get(c.Key)
 	if !ok {
@@ -108,14 +108,14 @@ func (b *Budgets) warn(c Candidate, m Measured) {
 	}
 }
 
-// calm is how long no change is made before modules are measured: the measurement would slow down the next change,
-// which may replace what is measured. A node that changes all the time is measured nevertheless, after longestWait.
+// calm is the time without changes after which modules are measured: a measurement would slow down the next change,
+// which may replace what is measured. A node that changes all the time is measured after longestWait.
 const (
 	calm        = 500 * time.Millisecond
 	longestWait = 10 * time.Second
 )
 
-// awaitCalm returns when Poke was called, and not again for a while, or when ctx ends.
+// awaitCalm returns when Poke was called and then not again for a while, or when ctx ends.
 func (b *Budgets) awaitCalm(ctx context.Context) {
 	var quiet, late <-chan time.Time
 	for {
@@ -135,9 +135,9 @@ func (b *Budgets) awaitCalm(ctx context.Context) {
 	}
 }
 
-// Run measures what runs without having been measured, such as after a start of the agent, until ctx ends: list returns
-// the modules that run, done is called for each that was measured. What exceeds a budget keeps running: the operator
-// decides whether to remove it.
+// Run measures running modules that have not been measured, for example after a start of the agent, until ctx ends:
+// list returns the running modules, and done is called for each one that was measured. A module that exceeds its budget
+// keeps running: the operator decides whether to remove it.
 func (b *Budgets) Run(ctx context.Context, list func() []Candidate, done func(module string)) {
 	for {
 		if b.awaitCalm(ctx); ctx.Err() != nil {
@@ -153,7 +153,7 @@ func (b *Budgets) Run(ctx context.Context, list func() []Candidate, done func(mo
 	}
 }
 
-// unmeasured returns those of all modules that are not measured, and forgets the cost of modules that are gone.
+// unmeasured returns the modules that have not been measured, and forgets the costs of modules that no longer exist.
 func (b *Budgets) unmeasured(all []Candidate) (out []Candidate) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -168,7 +168,8 @@ func (b *Budgets) unmeasured(all []Candidate) (out []Candidate) {
 	return out
 }
 
-// Limits of a module, and who set them: to exceed the operator's is an error, to exceed the package's is a warning.
+// Limits are the limits of a module, and who set them: exceeding the operator's is an error, exceeding the package's a
+// warning.
 type Limits struct {
 	latency           time.Duration // 0: none
 	memory            int64         // bytes, 0: none
@@ -176,8 +177,8 @@ type Limits struct {
 	memoryByOperator  bool
 }
 
-// LimitsOf returns the operator's limits, and the package's where the operator has set none. Both were parsed when they
-// were accepted.
+// LimitsOf returns the operator's limits, or the package's where the operator has set none. Both were validated when
+// they were accepted.
 func LimitsOf(operator v1.Budget, promised pkgs.Budget) Limits {
 	l := Limits{latencyByOperator: operator.Latency != "", memoryByOperator: operator.Memory != ""}
 	if operator.Latency == "" {
@@ -202,7 +203,7 @@ type Excess struct {
 	refused bool   // the operator set the budget
 }
 
-// Exceeded compares by the best run of the most expensive kind of packet: noise makes packets slower, never faster.
+// Exceeded compares the best run of the most expensive kind of packet: noise makes packets slower, never faster.
 func (l Limits) Exceeded(m Measured) (Excess, bool) {
 	for _, x := range m.Latency {
 		if least := x.Least(); l.latency > 0 && least.Least > float64(l.latency.Nanoseconds()) {
@@ -227,7 +228,7 @@ func owner(operator bool) string {
 	return " of its package"
 }
 
-// Conditions of a module that has a budget, none of others.
+// Conditions returns the condition of a module that has a budget, none for other modules.
 func (l Limits) Conditions(m Measured, known bool) []v1.Condition {
 	if l.latency == 0 && l.memory == 0 {
 		return nil
@@ -261,8 +262,8 @@ func (m Measured) View() *v1.Cost {
 	return c
 }
 
-// ChainCost is what the modules of a chain add to the packet that takes longest, in ns; nil if not all are measured.
-// The noise of a measurement can make a cheap module cost 0.
+// ChainCost returns what the modules of a chain add to the most expensive kind of packet, in ns; nil if not all are
+// measured. A cheap module may cost 0 because of measurement noise.
 func ChainCost(spec chain.Spec, of func(module string) Measured) *float64 {
 	sum := 0.0
 	for _, m := range spec.Members {

@@ -11,35 +11,36 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// Policy is what differs between a requested change and a reconciliation.
+// Policy is the difference between a requested change and a reconciliation.
 type Policy struct {
-	// Skip reports whether to skip a point whose hook another program holds. On all other points that is an error.
+	// Skip reports whether to skip a point whose hook is held by another program. On all other points that is an error.
 	Skip func(chain.Point) bool
 	// DryRun ends after the plan.
 	DryRun bool
-	// Verify is for a dry run: what would be new is created, and so verified, and removed again. Nothing is attached.
+	// Verify makes a dry run create new programs, so that the kernel verifies them, and remove them again. Nothing is
+	// attached.
 	Verify bool
-	// Commit is called when all points run what is desired, before anything is removed. After its error the change is
-	// undone.
+	// Commit is called when all points run the desired state, before anything is removed. If it returns an error, the
+	// change is undone.
 	Commit func() error
 }
 
-// Result is what Converge did, or what it would do.
+// Result is what Converge did, or would do in a dry run.
 type Result struct {
 	Steps    []plan.Step
 	Busy     map[chain.Point]error // points that were skipped, and why
-	Gone     []chain.Point         // points that vanished in between
+	Gone     []chain.Point         // points that vanished in the meantime
 	Draining int                   // removals that wait for connections: the caller converges again soon
 	Took     time.Duration         // all steps
 }
 
-// changesPackets reports whether packets notice a step.
+// changesPackets reports whether a step affects packets.
 func changesPackets(s plan.Step) bool {
 	return s.Action != plan.CreateMapSet && s.Action != plan.CreateChain
 }
 
-// Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and
-// removes what was replaced. After an error the kernel is as it was before, unless it is a *RollbackError.
+// Converge brings the kernel to the desired state. It creates everything new, switches the attach points, commits, and
+// removes what was replaced. After an error the kernel is in its previous state, unless the error is a *RollbackError.
 func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result, err error) {
 	have, err := k.Observe()
 	if err != nil {

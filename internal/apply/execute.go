@@ -28,7 +28,7 @@ type execution struct {
 	cleanup []plan.Step
 }
 
-// run executes the steps up to the removals. After an error the kernel is as it was before, unless it is a
+// run executes the steps up to the removals. After an error the kernel is in its previous state, unless the error is a
 // *RollbackError.
 func (e *execution) run(steps []plan.Step) error {
 	for len(steps) > 0 {
@@ -51,7 +51,7 @@ func (e *execution) run(steps []plan.Step) error {
 	return nil
 }
 
-// sameAction returns the steps at the front that have one action.
+// sameAction returns the leading steps that have the same action.
 func sameAction(steps []plan.Step) []plan.Step {
 	n := slices.IndexFunc(steps, func(s plan.Step) bool { return s.Action != steps[0].Action })
 	if n < 0 {
@@ -60,7 +60,7 @@ func sameAction(steps []plan.Step) []plan.Step {
 	return steps[:n]
 }
 
-// createChains uses all CPUs: verifying a chain is the longest part of a change, and chains do not depend on each
+// createChains uses all CPUs: verifying a chain takes the largest part of a change, and chains are independent of each
 // other.
 func (e *execution) createChains(steps []plan.Step) error {
 	var work errgroup.Group
@@ -73,8 +73,8 @@ func (e *execution) createChains(steps []plan.Step) error {
 	return work.Wait()
 }
 
-// executeAll executes the steps of one phase. A vanished attach point is noted and skipped, a busy one only if the
-// caller permits it; any other error ends the phase.
+// executeAll executes the steps of one phase. It records and skips a vanished attach point, and a busy one if the
+// caller permits that; any other error ends the phase.
 func (e *execution) executeAll(steps []plan.Step) (err error) {
 	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
 		restore := e.kernel.Expedite()
@@ -91,17 +91,17 @@ func (e *execution) executeAll(steps []plan.Step) (err error) {
 	return nil
 }
 
-// concurrency is how many attach points are changed at once. Each change waits for the kernel's lock of network
-// configuration, behind all processes that wait already, and there are a hundred while many pods start.
+// concurrency is the number of attach points that change at once. Each change waits for the kernel's lock of network
+// configuration in a queue with all other processes, of which there are a hundred while many pods start.
 const concurrency = 8
 
-// onInterfaces reports whether all steps are on hooks of interfaces, which do not depend on each other.
+// onInterfaces reports whether all steps are on hooks of interfaces, which are independent of each other.
 func onInterfaces(steps []plan.Step) bool {
 	return !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Point.Ifindex == 0 })
 }
 
-// executeTogether executes steps on different attach points, some at once. After an error it begins no others. What was
-// done is noted in the order of the steps, so that it is undone in the same order each time.
+// executeTogether executes steps on different attach points concurrently. After an error it starts no further steps.
+// Results are recorded in the order of the steps, so that the order of undoing them is always the same.
 func (e *execution) executeTogether(steps []plan.Step) error {
 	var work errgroup.Group
 	var failed atomic.Bool
@@ -134,7 +134,7 @@ func (e *execution) isFatal(s plan.Step, err error) bool {
 	return err != nil && !errors.Is(err, chain.ErrGone) && !(errors.Is(err, chain.ErrBusy) && e.skip(s.Point))
 }
 
-// note notes the result of a step: how to undo it, or why it was skipped. It returns errors that end the phase.
+// note records the result of a step: how to undo it, or why it was skipped. It returns errors that end the phase.
 func (e *execution) note(s plan.Step, err error) error {
 	switch {
 	case e.isFatal(s, err):
@@ -155,7 +155,7 @@ func (e *execution) execute(s plan.Step) error {
 	e.log.Debug("step", "step", s.String())
 	switch s.Action {
 	case plan.CreateMapSet:
-		// Registered before it is created, so that a half-created one is removed, too.
+		// Registered before it is created, so that a partly created one is removed as well.
 		e.undo = append(e.undo, func() error { return e.kernel.RemoveMapSet(s.Module, s.MapSet) })
 		return e.kernel.CreateMapSet(s.Module, s.MapSet, s.Values, s.From)
 	case plan.SetValues:
@@ -168,7 +168,7 @@ func (e *execution) execute(s plan.Step) error {
 	return nil
 }
 
-// undoLater remembers how to undo a step that was executed.
+// undoLater records how to undo an executed step.
 func (e *execution) undoLater(s plan.Step) {
 	switch s.Action {
 	case plan.SetValues:
@@ -180,14 +180,15 @@ func (e *execution) undoLater(s plan.Step) {
 	}
 }
 
-// restoreOld restores the chain that ran before a step, unless its pins are gone: then there is nothing to restore.
+// restoreOld restores the chain that ran before a step, unless its pins no longer exist: then there is nothing to
+// restore.
 func (e *execution) restoreOld(s plan.Step) {
 	if s.Old.ID != "" {
 		e.undo = append(e.undo, func() error { return e.kernel.AttachPinned(s.Point, s.Old) })
 	}
 }
 
-// RollbackError is the error of a change that could not be undone: the kernel is neither as desired nor as before.
+// RollbackError reports a change that could not be undone: the kernel is in neither the desired nor the previous state.
 type RollbackError struct {
 	Undo error // what could not be undone, and why
 	Err  error // why it was to be undone
@@ -200,7 +201,7 @@ func (e *RollbackError) Error() string {
 // Unwrap returns both errors.
 func (e *RollbackError) Unwrap() []error { return []error{e.Err, e.Undo} }
 
-// rollback undoes all steps, the last one first, after an error. It returns that error, or a *RollbackError.
+// rollback undoes all steps after an error, the last one first. It returns that error, or a *RollbackError.
 func (e *execution) rollback(because error) error {
 	var errs []error
 	for _, undo := range slices.Backward(e.undo) {
@@ -218,8 +219,8 @@ func (e *execution) rollback(because error) error {
 	return &RollbackError{Undo: errors.Join(errs...), Err: because}
 }
 
-// finish removes what is no longer used. It returns how many removals have to wait for connections; the next plan
-// contains them again, as it does those that failed.
+// finish removes what is no longer used. It returns the number of removals that wait for connections. The next plan
+// contains these again, and those that failed.
 func (e *execution) finish() (draining int) {
 	kept := map[chain.Member]bool{}
 	for _, s := range e.cleanup {

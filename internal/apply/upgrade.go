@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Upgrade is a module whose new version sees packets, while maps and control plane of the old one still exist.
+// Upgrade is a module whose new version processes packets while maps and control plane of the old version still exist.
 type Upgrade struct {
 	Module       string
 	From, To     string // versions
@@ -22,8 +22,8 @@ type Upgrade struct {
 	AwaitHealthy func(context.Context) error
 }
 
-// AwaitUpgrades gives the new version of each module its time to become healthy on live traffic. After an error the
-// change is undone.
+// AwaitUpgrades waits for the new version of each module to become healthy on live traffic. After an error the change
+// is undone.
 func AwaitUpgrades(ctx context.Context, upgrades []Upgrade) error {
 	var all errgroup.Group
 	for _, u := range upgrades {
@@ -32,7 +32,7 @@ func AwaitUpgrades(ctx context.Context, upgrades []Upgrade) error {
 	return all.Wait()
 }
 
-// await starts the upgrade and waits at most Limit for the module to be healthy. If it is not, it returns a Conflict
+// await starts the upgrade and waits at most Limit for the module to become healthy. Otherwise it returns a Conflict
 // that names both versions, and the caller undoes the change.
 func (u Upgrade) await(ctx context.Context) error {
 	if err := u.Start(); err != nil {

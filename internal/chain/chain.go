@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain is the vocabulary of what runs where: hooks, attach points, chains and their members. Plans are made of
-// it, and the data plane carries them out. It imports nothing of Kerb.
+// Package chain defines hooks, attach points, chains and their members: the vocabulary of plans, which the data plane
+// executes. It imports no other package of Kerb.
 package chain
 
 import (
@@ -25,7 +25,7 @@ const (
 	Sockets Hook = "sockets" // no chain of modules: each module has its own programs
 )
 
-// Direction is seen from the service.
+// Direction is the direction of packets, seen from the service.
 type Direction string
 
 // Directions.
@@ -35,14 +35,14 @@ const (
 	Both    Direction = "both"    // sockets send and receive
 )
 
-// DefaultRank is the distance from the service of counters and firewalls. Modules nearer to the service take packets or
-// answer in its name, those farther away send packets past the rest of the chain.
+// DefaultRank is the distance from the service of counters and firewalls. Modules nearer to the service redirect
+// packets or answer on its behalf; those farther away redirect packets past the rest of the chain.
 const DefaultRank = 40
 
-// ReplyRank is the default of packages that answer packets: firewalls judge requests first.
+// ReplyRank is the default rank of packages that answer packets: firewalls evaluate the requests first.
 const ReplyRank = 20
 
-// Side is a hook of an interface or of a cgroup, in the kernel's words.
+// Side is a hook of an interface or of a cgroup, in the kernel's terms.
 type Side string
 
 // Sides.
@@ -64,12 +64,12 @@ func (s Side) Hook() Hook {
 	return TC
 }
 
-// SeesPackets reports whether what runs on the side runs for each packet of an interface, as a chain of modules, so
-// that packets can be traced, explained and timed there. Programs on sockets belong to a cgroup, run alone, and see
+// SeesPackets reports whether programs on this side run for each packet of an interface, as a chain of modules, so that
+// packets can be traced, explained and timed there. Programs on sockets belong to a cgroup, run alone, and see
 // connections and messages.
 func (s Side) SeesPackets() bool { return s != OnSockets }
 
-// Point is an attach point: a side of an interface, or a module's place on a cgroup.
+// Point is an attach point: a side of an interface, or the attach point of a module on a cgroup.
 type Point struct {
 	Ifindex int // in the agent's network namespace; 0: OnSockets
 	Side    Side
@@ -80,7 +80,7 @@ type Point struct {
 	Module string
 }
 
-// Entry is the program of a module on sockets that runs on a cgroup.
+// Entry is one of the programs that a module on sockets runs on a cgroup.
 type Entry string
 
 // Entries.
@@ -96,7 +96,7 @@ func (p Point) String() string {
 	return fmt.Sprintf("%d_%s", p.Ifindex, p.Side)
 }
 
-// Sorted returns the points of a map: in the order of interfaces, then sides.
+// Sorted returns the keys of a map, ordered by interface, then by side.
 func Sorted[V any](m map[Point]V) []Point {
 	points := slices.Collect(maps.Keys(m))
 	sort.Slice(points, func(i, j int) bool {
@@ -107,27 +107,27 @@ func Sorted[V any](m map[Point]V) []Point {
 	return points
 }
 
-// Member is the place of a module's map set in a chain.
+// Member is a module's map set in a chain.
 type Member struct {
 	Name       string
 	ID         string // of the map set
 	FailClosed bool
 }
 
-// Spec is what a chain is made from.
+// Spec is the input from which a chain is linked.
 type Spec struct {
-	Linker    string // revision of the linker: each builds other chains from the same members
+	Linker    string // revision of the linker: each one links other chains from the same members
 	Side      Side
 	Direction Direction
 	Members   []Member
-	// XDP: replies use a redirect, since XDP_TX does not wake a receiver on the veth that has no XDP program itself
+	// XDP: replies are sent by redirect, since XDP_TX does not wake a receiver on a veth without an XDP program of its own
 	Veth bool
-	// Functions keeps the modules functions of the program, which the kernel and profilers know by their names.
+	// Functions keeps modules as separate functions of the program, which the kernel and profilers know by name.
 	Functions bool
 }
 
-// ID is the identity of the chain: equal for equal members, side and linker. It is computed for each attach point,
-// hence without fmt.
+// ID returns the chain's identity, which is equal for equal members, side and linker. It is computed for each attach
+// point, hence without fmt.
 func (s Spec) ID() string {
 	text := make([]byte, 0, 512)
 	add := func(words ...string) {
@@ -143,7 +143,7 @@ func (s Spec) ID() string {
 	return ShortHash(text)
 }
 
-// ShortHash is the form of all identities: 10 hexadecimal digits, which fit the kernel's 15-character names.
+// ShortHash returns the form of all identities: 10 hexadecimal digits, which fit the kernel's 15-character names.
 func ShortHash(parts ...[]byte) string {
 	h := sha256.New()
 	for _, p := range parts {

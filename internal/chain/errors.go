@@ -7,7 +7,7 @@ import (
 	"fmt"
 )
 
-// Reasons for which an attach point does not take a chain.
+// Errors of attach points that do not accept a chain.
 var (
 	ErrGone = errors.New("the attach point is gone")
 	ErrBusy = errors.New("another program is attached to the hook exclusively")

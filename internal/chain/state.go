@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// State is what runs in the kernel, as its pins record it.
+// State is the state of the kernel, as the pins record it.
 type State struct {
 	MapSets map[string][]string // identities by module
 	Values  map[MapSet]string   // identities of the values that packets meet, where they can change by themselves
@@ -15,7 +15,7 @@ type State struct {
 	Points  []Attached
 }
 
-// Programs returns the kernel's ids of the programs that run, by their points.
+// Programs returns the kernel's ids of the running programs by attach point.
 func (s State) Programs() map[Point]uint32 {
 	out := make(map[Point]uint32, len(s.Points))
 	for _, a := range s.Points {
@@ -24,7 +24,7 @@ func (s State) Programs() map[Point]uint32 {
 	return out
 }
 
-// MapSet names the maps of a module.
+// MapSet identifies the maps of a module.
 type MapSet struct{ Module, ID string }
 
 // Pinned is a chain found among the pins.
@@ -36,7 +36,7 @@ type Pinned struct {
 	Entries map[Entry]uint32 // of sockets: ids of the programs; Program is one of them
 }
 
-// Programs are the ids of those programs that attach points may have.
+// Programs returns the ids of the programs that attach points may run for this chain.
 func (c Pinned) Programs() []uint32 {
 	if c.Entries != nil {
 		return slices.Collect(maps.Values(c.Entries))
@@ -44,9 +44,9 @@ func (c Pinned) Programs() []uint32 {
 	return []uint32{c.Program}
 }
 
-// Attached is what runs on a point.
+// Attached is the program that runs on a point.
 type Attached struct {
 	Point   Point
-	Program uint32 // its id; 0 if the interface has vanished under the link
+	Program uint32 // its id; 0 if the interface vanished under the link
 	Mode    string
 }

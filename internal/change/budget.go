@@ -16,9 +16,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// admit rejects what the kernel or a budget would, before anything is switched: modules that nothing selects yet, and
-// those that exceed a budget of the operator's. No result rejects other modules: they are measured after the change,
-// as that takes as long as the change itself.
+// admit rejects, before any attach point is switched, modules that the kernel or an operator's budget would reject:
+// those that nothing selects yet, and those with such a budget. Other modules cannot be rejected by a measurement, and
+// are measured after the change, since a measurement takes as long as the change itself.
 func (k kernel) admit(now map[string]*deploy.Module, t target, points plan.Placements, budgets *apply.Budgets) error {
 	used := map[string]bool{}
 	for _, p := range points {
@@ -32,7 +32,7 @@ func (k kernel) admit(now map[string]*deploy.Module, t target, points plan.Place
 		if d.Err != nil || now[name] == d {
 			continue
 		}
-		if !used[name] && !d.SameProgram(now[name]) { // rejected now and not when the first service appears
+		if !used[name] && !d.SameProgram(now[name]) { // rejected now, not when the first service appears
 			if err := k.Verify(name); err != nil {
 				return err
 			}
@@ -42,13 +42,13 @@ func (k kernel) admit(now map[string]*deploy.Module, t target, points plan.Place
 			c.Measure = func() (chain.Cost, error) { return k.Measure(name, d.AttachedHooks()...) }
 			refused = append(refused, budgets.Check(c))
 		}
-		k.Close() // one module's maps at a time
+		k.Close() // only one module's maps exist at a time
 	}
 	return errors.Join(refused...)
 }
 
-// compareCosts measures the modules that a change would change, as they run and as they would, one right after the
-// other. Packets of the node meet neither.
+// compareCosts measures the modules that a change would replace, the old and the new one in immediate succession.
+// Packets of the node use neither.
 func (k kernel) compareCosts(before map[string]*deploy.Module, t target) (out []v1.CostChange) {
 	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
 		d, was := t.modules[name], before[name]
@@ -56,7 +56,7 @@ func (k kernel) compareCosts(before map[string]*deploy.Module, t target) (out []
 			continue
 		}
 		c := v1.CostChange{Module: name, After: costOf(k.Bound, d)}
-		k.Close() // one module's maps at a time
+		k.Close() // only one module's maps exist at a time
 		if was != nil && was.Err == nil {
 			b := alone(k.Dataplane, was)
 			c.Before = costOf(b, was)
@@ -67,7 +67,7 @@ func (k kernel) compareCosts(before map[string]*deploy.Module, t target) (out []
 	return out
 }
 
-// costsAs reports whether two modules cost the same: code, config and hooks are equal.
+// costsAs reports whether two modules cost the same, because code, config and hooks are equal.
 func costsAs(a, b *deploy.Module) bool {
 	return a.Candidate().Key == b.Candidate().Key && a.Values == b.Values
 }
@@ -78,14 +78,14 @@ func costOf(b *dataplane.Bound, d *deploy.Module) *v1.Cost {
 	return apply.Measured{Cost: cost, At: time.Now(), Err: err}.View()
 }
 
-// alone returns the data plane with one module. It needs neither its control plane nor a lock.
+// alone returns the data plane with this module only. It needs neither the control plane nor a lock.
 func alone(dp *dataplane.Dataplane, d *deploy.Module) *dataplane.Bound {
 	return dp.Bind(map[string]dataplane.Module{d.Name(): d.Dataplane})
 }
 
-// candidates are the modules that run, each to be measured on maps of its own.
+// candidates returns the running modules, each to be measured on separate maps.
 func (p *Pipeline) candidates() (out []apply.Candidate) {
-	p.Exclusive.Lock() // a change has measured what does not run yet
+	p.Exclusive.Lock() // a change has measured modules that do not run yet
 	defer p.Exclusive.Unlock()
 	p.Lock.Lock()
 	defer p.Lock.Unlock()

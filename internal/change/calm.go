@@ -10,21 +10,22 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// linkAfter is how long after the last change chains are linked that no packet waits for: to verify one takes as long
-// as to verify the chain of a change, and changes that follow each other need not wait for it.
+// linkAfter is the time without changes after which chains are linked that no packet needs yet: verifying one takes as
+// long as verifying the chain of a change, and successive changes need not wait for it.
 const linkAfter = time.Second
 
-// Calm links chains when no change follows: those that the next service will need, and timed copies of those that run.
+// Calm links chains while no change follows: those that the next service will need, and timed copies of the running
+// ones.
 type Calm struct {
 	*Pipeline
-	Refused map[string]bool // chains that the kernel does not take, and those whose copy it does not, by identity
+	Refused map[string]bool // by identity: chains, and chains whose timed copy, the kernel has rejected
 }
 
 func (c Calm) run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-c.reconciled: // what is missing now comes first
+	case <-c.reconciled: // what is missing now has priority
 	}
 	timer := time.NewTimer(linkAfter)
 	defer timer.Stop()
@@ -43,7 +44,7 @@ func (c Calm) run(ctx context.Context) {
 	}
 }
 
-// linkReady links one of the chains of services that may come, as a change that follows waits for no more than one. It
+// linkReady links one of the chains that future services will need, so that a change waits for one chain at most. It
 // reports whether there may be more.
 func (c Calm) linkReady() bool {
 	c.Exclusive.Lock()
@@ -63,14 +64,14 @@ func (c Calm) linkReady() bool {
 		if c.note(id, err); err != nil {
 			c.Log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
 		}
-		return err == nil || c.Refused[id] // others may pass with the next change
+		return err == nil || c.Refused[id] // other errors may be temporary
 	}
 	return false
 }
 
-// TimeChains has the chains that run measure the latency of their modules. What failed is tried again after the next
-// change, unless the verifier has refused it. It excludes no change: should a change remove a chain meanwhile, its copy
-// goes with it.
+// TimeChains makes running chains measure the latency of their modules. A chain that failed is tried again after the
+// next change, unless the verifier rejected it. Changes are not excluded: if a change removes a chain in the meantime,
+// the copy is removed with it.
 func (c Calm) TimeChains(ctx context.Context) {
 	c.Lock.Lock()
 	chains, modules := c.Now.Running()
@@ -86,7 +87,8 @@ func (c Calm) TimeChains(ctx context.Context) {
 	}
 }
 
-// note remembers a chain that the verifier has refused, or that cannot carry its labels. Other errors may pass.
+// note remembers a chain that the verifier has rejected, or that cannot carry its labels. Other errors may be
+// temporary.
 func (c Calm) note(id string, err error) {
 	var rejected *dataplane.RejectedError
 	var labels *dataplane.LabelsError

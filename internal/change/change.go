@@ -25,7 +25,7 @@ func (p *Pipeline) apply(r resource.Request) (result v1.ApplyResult, err error) 
 	if err != nil {
 		return result, err
 	}
-	deletes := r.OnlyDeletes() // it is part of the end of each pod: no warnings, which are about the whole node
+	deletes := r.OnlyDeletes() // part of the end of each pod: no warnings, which need a look through the whole node
 	isNew := func(o resource.Object) bool { return isNewModule(p.Now.Desired, o) }
 	if !deletes && !slices.ContainsFunc(changes.Put, isNew) {
 		memtrim.Busy()
@@ -42,7 +42,7 @@ func (p *Pipeline) apply(r resource.Request) (result v1.ApplyResult, err error) 
 		return result, errors.Join(rejected, p.commitOnly(next, changes, r.DryRun || rejected != nil))
 	}
 	prepared, err := p.Preparer.All(current(next, modules), p.Now.Modules, rejected == nil && !r.DryRun)
-	seen, unseen := p.Observer.Observe(p.Now.Observation(next)) // after control planes have started, which may take long
+	seen, unseen := p.Observer.Observe(p.Now.Observation(next)) // after the start of control planes, which may take long
 	if unseen == nil {
 		unseen = checkServices(seen)
 	}
@@ -56,13 +56,13 @@ func (p *Pipeline) apply(r resource.Request) (result v1.ApplyResult, err error) 
 	return result, err
 }
 
-// isNewModule reports whether what is made for a resource stays: a package, maps, a control plane.
+// isNewModule reports whether a change creates a module, with a package, maps and a control plane that last.
 func isNewModule(present resource.State, o resource.Object) bool {
 	_, exists := resource.Module.Get(present, o.Meta().Name)
 	return resource.Module.IsKind(o) && !exists
 }
 
-// current returns modules as they are in a desired state, which has their defaults.
+// current returns the modules of a desired state, with its defaults.
 func current(desired resource.State, modules []v1.Module) (out []v1.Module) {
 	for _, m := range modules {
 		m, _ = resource.Module.Get(desired, m.Metadata.Name)
@@ -71,14 +71,14 @@ func current(desired resource.State, modules []v1.Module) (out []v1.Module) {
 	return out
 }
 
-// run is how far a change goes.
+// run is how far a change is carried out.
 type run int
 
 const (
 	execute     run = iota
 	planOnly        // a dry run
 	verifyOnly      // a dry run in which the kernel verifies what would be new
-	measureOnly     // and what would change is measured
+	measureOnly     // in addition, modules that would change are measured
 )
 
 func runOf(r resource.Request) run {
@@ -93,15 +93,15 @@ func runOf(r resource.Request) run {
 	return planOnly
 }
 
-// outcome is what a change did, or would do.
+// outcome is the result of a change or dry run.
 type outcome struct {
 	steps    []plan.Step
 	warnings []string
 	costs    []v1.CostChange // of measureOnly
 }
 
-// change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
-// are as before.
+// change brings the node to the next desired state: first the kernel, then the store. If either fails, both are
+// restored to their previous state.
 func (p *Pipeline) change(t target, changes resource.Changes, prepared map[string]*deploy.Module, how run, keep bool) (
 	done outcome, err error,
 ) {
@@ -157,7 +157,7 @@ func (p *Pipeline) change(t target, changes resource.Changes, prepared map[strin
 	return done, nil
 }
 
-// afterChange passes on what a change has made, and returns warnings.
+// afterChange publishes the results of a change, and returns warnings.
 func (p *Pipeline) afterChange(t target, changes resource.Changes) []string {
 	p.Budgets.Poke()
 	p.Watcher.Set(specs(t.desired))
@@ -170,7 +170,7 @@ func (p *Pipeline) afterChange(t target, changes resource.Changes) []string {
 	return []string{problem.Error() + "; trying again"}
 }
 
-// failed returns the error of a change for its client. What could not be undone is reconciled soon.
+// failed returns the error of a change for its client. If the change could not be undone, it requests a reconciliation.
 func (p *Pipeline) failed(t target, k kernel, err error) error {
 	if isHalfUndone(err) {
 		p.RequestReconcile()
@@ -178,8 +178,7 @@ func (p *Pipeline) failed(t target, k kernel, err error) error {
 	return forOperator(findRejected(p.Now.Modules, t, k, err))
 }
 
-// commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong
-// with the request.
+// commitError is an error of the store. It stays the reported error if undoing the change in the kernel fails as well.
 type commitError struct{ error }
 
 func (e *commitError) Unwrap() error { return e.error }
@@ -193,7 +192,7 @@ func (p *Pipeline) commit(next resource.State, c resource.Changes, keep bool) er
 	return nil
 }
 
-// commitOnly commits changes that need nothing in the kernel but elements of sets.
+// commitOnly commits changes that need nothing in the kernel except elements of sets.
 func (p *Pipeline) commitOnly(next resource.State, c resource.Changes, dryRun bool) (err error) {
 	now := p.Now.Sets()
 	then := sets.State{Desired: next, Modules: now.Modules, Services: now.Services}
@@ -216,7 +215,7 @@ func (p *Pipeline) commitOnly(next resource.State, c resource.Changes, dryRun bo
 	return nil
 }
 
-// announce passes on what has been committed.
+// announce publishes what has been committed.
 func (p *Pipeline) announce(c resource.Changes) {
 	services, models := c.OfKind(resource.VirtualService), c.OfKind(resource.Model)
 	p.Virtual.Apply(resource.VirtualService.Of(services.Put), removed(services))

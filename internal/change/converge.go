@@ -17,11 +17,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
-// drainPeriod is how soon removals are tried again that wait for connections.
+// drainPeriod is the interval at which removals that wait for connections are tried again.
 const drainPeriod = 200 * time.Millisecond
 
-// converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
-// makes t the agent's current state. After an error both are as before, unless it is an *apply.RollbackError.
+// converge is used by every change and every reconciliation: it brings the kernel to the state t, and then makes t the
+// agent's current state. After an error both are in their previous state, unless the error is an *apply.RollbackError.
 func (p *Pipeline) converge(t target, k kernel, points plan.Placements, keep bool, policy apply.Policy) (apply.Result,
 	error) {
 	p.Dataplane.PermitExpedite(!deliverInTime(p.Now.Modules, t.modules))
@@ -42,7 +42,7 @@ func (p *Pipeline) converge(t target, k kernel, points plan.Placements, keep boo
 		time.AfterFunc(drainPeriod, p.RequestReconcile)
 	}
 	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
-		_, _ = p.observeKernel() // for traces; and for views, should the next change or reconciliation take its time
+		_, _ = p.observeKernel() // for traces, and for views while the next change or reconciliation takes long
 	}
 	p.Lock.Lock()
 	p.busy = r.Busy
@@ -67,16 +67,16 @@ func deliverInTime(all ...map[string]*deploy.Module) bool {
 	return false
 }
 
-// changesChains reports whether a step can do away with what a trace follows.
+// changesChains reports whether a step may remove what a trace follows.
 func changesChains(s plan.Step) bool { return s.Action != plan.SetValues }
 
-// without deletes the points that another program keeps from their chain.
+// without deletes the points whose chain is blocked by another program.
 func without(points plan.Placements, busy map[chain.Point]error) plan.Placements {
 	maps.DeleteFunc(points, func(p chain.Point, _ plan.Placement) bool { return busy[p] != nil })
 	return points
 }
 
-// kernel is the data plane with the modules of one change. Traced chains count as the plain ones that they stand for.
+// kernel is the data plane with the modules of one change. A traced chain counts as the plain chain that it replaces.
 type kernel struct {
 	*dataplane.Bound
 	observe func() (chain.State, error)
@@ -91,7 +91,7 @@ func (p *Pipeline) kernelOf(all map[string]*deploy.Module) kernel {
 	return kernel{p.Dataplane.Bind(p.Live.Open(all)), p.observeKernel}
 }
 
-// observeKernel reads the state of the kernel, with plain chains in the place of traced ones.
+// observeKernel reads the state of the kernel, with the plain chains in place of traced ones.
 func (p *Pipeline) observeKernel() (chain.State, error) {
 	state, err := p.Dataplane.Observe()
 	if err != nil {
@@ -102,8 +102,8 @@ func (p *Pipeline) observeKernel() (chain.State, error) {
 	return state, nil
 }
 
-// look is observeKernel for status and metrics; the caller must not hold the agent's lock. When a change takes longer
-// than patience, as it may when it waits for a control plane, it is what was seen before.
+// look is observeKernel for status and metrics. The caller must not hold the agent's lock. When a change takes longer
+// than patience, as it may while it waits for a control plane, it returns the last observed state.
 func (p *Pipeline) look(patience time.Duration) (chain.State, error) {
 	const step = 5 * time.Millisecond
 	for waited := time.Duration(0); !p.Exclusive.TryLock(); waited += step {

@@ -28,7 +28,7 @@ func (p *Pipeline) install(t target, points plan.Placements) {
 	}
 }
 
-// bind binds the interfaces of services to them, and reports those that have left their service since the last time.
+// bind binds the interfaces of services to them, and reports those that have left their service since the last call.
 func (p *Pipeline) bind(t target) {
 	if err := p.Bindings.Bind(t.Observed.Services, t.Observed.Owners); err != nil {
 		p.Log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
@@ -47,8 +47,8 @@ func left(s service.State, ifindex int) bool {
 	return slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left && l.Ifindex == ifindex })
 }
 
-// forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under
-// p.Lock, as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
+// forget ends a module's control plane before its stored state is removed, which it would otherwise write again. It is
+// called without p.Lock, as it may take long; changes wait, so that a new module of the same name finds no old state.
 func (p *Pipeline) forget(d *deploy.Module) {
 	if d.Control != nil {
 		d.Control.Close()
@@ -70,7 +70,7 @@ func (p *Pipeline) replace(t target, points plan.Placements, noReplies map[int]e
 	p.Now.EnqueueAll()
 }
 
-// addresses are those of all services, for the table.
+// addresses returns the addresses of all services, for the table of addresses.
 func addresses(states map[string]service.State) map[string][]netip.Prefix {
 	out := make(map[string][]netip.Prefix, len(states))
 	for name, s := range states {

@@ -17,10 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/view"
 )
 
-// journal logs changes, and keeps them in the history.
+// journal logs changes and keeps them in the change history.
 type journal struct{ *view.Views }
 
-// record logs a change and keeps it in the history, unless it has changed nothing.
+// record logs a change and keeps it in the change history, unless it changed nothing.
 func (j journal) record(q *grouped) {
 	if q.result.DryRun {
 		return
@@ -49,7 +49,7 @@ func (j journal) record(q *grouped) {
 	j.ChangeLog.Add(r, was)
 }
 
-// Revert makes the resources of a change what they were before it: all of them or none.
+// Revert restores the resources of a change to their previous state: all of them or none.
 func (s *Requests) Revert(ctx context.Context, r v1.RevertRequest) (result v1.ApplyResult, err error) {
 	back, err := s.ChangeLog.Reverse(r)
 	if err != nil {
@@ -71,7 +71,7 @@ func (s *Requests) Revert(ctx context.Context, r v1.RevertRequest) (result v1.Ap
 	return q.result, q.err
 }
 
-// audit logs a change: the client, the resources and the outcome.
+// audit logs a change with its client, resources and outcome.
 func (j journal) audit(ctx context.Context, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return
@@ -95,7 +95,7 @@ func (j journal) audit(ctx context.Context, result v1.ApplyResult, err error) {
 	}
 }
 
-// refusalOf returns what an error that refuses a request says of one of its resources.
+// refusalOf returns the part of a request's error that concerns one of its resources.
 func refusalOf(c v1.Change, err error) error {
 	all := apierrors.Invalids(err)
 	if len(all) == 0 {

@@ -16,10 +16,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// stallTime is how long a registry may send nothing. The whole pull takes no longer than a request to the API may.
+// stallTime is how long a registry may send nothing. The whole pull is limited by the time limit of API requests.
 const stallTime = 30 * time.Second
 
-// Puller pulls packages for clients of the API, one at a time: each is in memory as a whole.
+// Puller pulls packages for clients of the API, one at a time, because each is completely in memory.
 type Puller struct {
 	pipeline    *Pipeline
 	store       *oci.Store
@@ -27,12 +27,12 @@ type Puller struct {
 	busy        sync.Mutex
 }
 
-// NewPuller returns a puller into a store, with the file of the node's credentials.
+// NewPuller returns a puller into a store. It uses the node's credentials file.
 func NewPuller(p *Pipeline, into *oci.Store, credentials string) *Puller {
 	return &Puller{pipeline: p, store: into, credentials: credentials}
 }
 
-// PullPackage implements server.Backend. The signature is checked as in kerb package pull, and by the same keys.
+// PullPackage implements server.Backend. It checks the signature with the same keys as kerb package pull.
 func (p *Puller) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
 	ref, err := referenceOf(r)
 	if err != nil {
@@ -67,7 +67,7 @@ func (p *Puller) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.Packa
 	if err != nil {
 		return v1.PackageRemoved{}, err
 	}
-	p.pipeline.Exclusive.Lock() // no module begins to use it meanwhile
+	p.pipeline.Exclusive.Lock() // no module starts to use it in the meantime
 	defer p.pipeline.Exclusive.Unlock()
 	inUse := map[string]string{}
 	p.pipeline.Lock.Lock()
@@ -82,8 +82,8 @@ func (p *Puller) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.Packa
 	return v1.PackageRemoved{Source: ref.String()}, nil
 }
 
-// referenceOf accepts digests of registries only: a tag may lead elsewhere later, and a directory of the node is no
-// business of clients.
+// referenceOf accepts only digests in registries: a tag may point elsewhere later, and clients have no access to
+// directories of the node.
 func referenceOf(r v1.PackageRequest) (oci.Reference, error) {
 	ref, err := oci.ParseReference(r.Source)
 	if err == nil && (ref.Digest == "" || ref.Layout != "") {
@@ -93,7 +93,7 @@ func referenceOf(r v1.PackageRequest) (oci.Reference, error) {
 	return ref, err
 }
 
-// pullError says whether the same request may succeed later.
+// pullError classifies whether the same request may succeed later.
 func pullError(ref oci.Reference, err error, credentials string) error {
 	var notFound *apierrors.NotFound
 	explained := oci.Explain(err, ref, credentials).Error()

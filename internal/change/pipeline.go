@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package change is the path of a change: requests of clients and reconciliations become the node's next state, one
-// after the other. Each is planned, executed and committed so that all of it happens or none.
+// Package change executes changes: requests of clients and reconciliations are serialized. Each is planned, executed
+// and committed, completely or not at all.
 package change
 
 import (
@@ -27,7 +27,7 @@ import (
 
 // Pipeline executes changes. Its exported fields are set before it runs.
 type Pipeline struct {
-	*view.Views // what the API reads: Now is written here only, under both Exclusive and Lock
+	*view.Views // what the API reads; Now is written only here, with both Exclusive and Lock held
 	Observer    *observe.Observer
 	Preparer    *deploy.Preparer
 	Watcher     *service.Watcher
@@ -36,16 +36,16 @@ type Pipeline struct {
 	Control     *control.Manager
 	Sets        *sets.Sets     // guarded by Exclusive
 	Budgets     *apply.Budgets // guards itself
-	Slower      time.Duration  // packets that chains keep, without a trace
+	Slower      time.Duration  // slow packets that chains keep without a trace
 
-	Functions atomic.Bool // as configured: the next reconciliation makes modules functions
-	Exclusive sync.Mutex  // one change at a time, which may wait for control planes
+	Functions atomic.Bool // from the config: the next reconciliation keeps modules as functions
+	Exclusive sync.Mutex  // held during a change, which may wait for control planes
 
 	wake       chan struct{}         // asks for a reconciliation
 	converged  chan struct{}         // there may be chains without a timed copy
-	selected   chan struct{}         // modules may select other cgroups
+	selected   chan struct{}         // modules may select other cgroups now
 	reconciled chan struct{}         // closed after the first one, whether it succeeded or not
-	busy       map[chain.Point]error // points that a program of others keeps from their chain
+	busy       map[chain.Point]error // points whose chain is blocked by another program
 	tracer     *Tracer
 }
 
@@ -61,7 +61,7 @@ func New(views *view.Views) *Pipeline {
 // Tracer returns the tracer of the pipeline's chains.
 func (p *Pipeline) Tracer() *Tracer { return p.tracer }
 
-// Restore passes on the desired state of the store. Modules are as they were accepted.
+// Restore sets the desired state that the store has. Modules are used as they were accepted.
 func (p *Pipeline) Restore() {
 	for _, all := range p.Now.Desired {
 		p.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
@@ -73,7 +73,7 @@ func (p *Pipeline) Restore() {
 	p.Watcher.Set(specs(p.Now.Desired))
 }
 
-// Run reconciles, and does what takes its time after changes, until ctx ends.
+// Run reconciles, and does slow work after changes, until ctx ends.
 func (p *Pipeline) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	wg.Go(func() { p.follow(ctx) })

@@ -21,7 +21,7 @@ import (
 // Reconciled returns a channel that is closed after the first reconciliation, whether it succeeded or not.
 func (p *Pipeline) Reconciled() <-chan struct{} { return p.reconciled }
 
-// Starting reports whether the first reconciliation is still to come.
+// Starting reports whether the first reconciliation has not finished yet.
 func (p *Pipeline) Starting() bool {
 	select {
 	case <-p.reconciled:
@@ -31,10 +31,10 @@ func (p *Pipeline) Starting() bool {
 	}
 }
 
-// RequestReconcile asks for a reconciliation soon.
+// RequestReconcile requests a reconciliation.
 func (p *Pipeline) RequestReconcile() { poke(p.wake) }
 
-// poke wakes a loop up.
+// poke wakes up a loop.
 func poke(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
@@ -42,8 +42,8 @@ func poke(wake chan<- struct{}) {
 	}
 }
 
-// follow reconciles whenever services change, and again after failures. Modules that cannot run are
-// tried again less often, as a control plane that does not answer keeps changes waiting.
+// follow reconciles whenever services change, and retries after failures with a backoff. Modules that cannot run are
+// retried less often, because a control plane that does not answer delays changes.
 func (p *Pipeline) follow(ctx context.Context) {
 	const retry, retryModules = 5 * time.Second, 30 * time.Second
 	timer, failed := time.NewTimer(retry), time.NewTicker(retryModules)
@@ -73,7 +73,7 @@ func (p *Pipeline) follow(ctx context.Context) {
 	}
 }
 
-// RetryFailed prepares those modules again that could not run when the agent started.
+// RetryFailed prepares the modules that could not run when the agent started.
 func (p *Pipeline) RetryFailed() {
 	p.Exclusive.Lock()
 	defer p.Exclusive.Unlock()
@@ -99,7 +99,7 @@ func (p *Pipeline) RetryFailed() {
 	}
 }
 
-// specs are the services that the watcher looks for.
+// specs returns the services that the watcher looks for.
 func specs(d resource.State) map[string]v1.ServiceSpec {
 	out := map[string]v1.ServiceSpec{}
 	for name, s := range resource.Service.All(d) {
@@ -108,9 +108,9 @@ func specs(d resource.State) map[string]v1.ServiceSpec {
 	return out
 }
 
-// Reconcile makes the node what it should be, after services have changed or the agent has started. A module that the
-// kernel rejects now, or whose labels its chain cannot carry, is disabled by its failure policy, and a point that
-// another program holds is skipped, instead of keeping all others from running.
+// Reconcile brings the node to the desired state after services have changed or the agent has started. A module that
+// the kernel rejects, or whose labels its chain cannot carry, is disabled according to its failure policy, and a point
+// that another program holds is skipped, so that all others keep running.
 func (p *Pipeline) Reconcile() error {
 	p.Lock.Lock()
 	p.Now.Functions = p.Functions.Load()
@@ -119,7 +119,7 @@ func (p *Pipeline) Reconcile() error {
 	if err == nil {
 		err = p.reconcileTo(p.target(p.Now.Desired, nil, seen))
 	}
-	for p.disable(err) { // each time at least one that ran
+	for p.disable(err) { // disables at least one running module each time
 		err = p.reconcileTo(p.target(p.Now.Desired, nil, seen))
 	}
 	p.Lock.Lock()
@@ -129,8 +129,8 @@ func (p *Pipeline) Reconcile() error {
 	return err
 }
 
-// reconcileTo brings the kernel to t. Unlike a change that a client requests, it skips points that fail: the next
-// attempt follows.
+// reconcileTo brings the kernel to t. Unlike a change that a client requests, it skips points that fail: there will be
+// another attempt.
 func (p *Pipeline) reconcileTo(t target) error {
 	points, err := t.Place()
 	if err != nil {
@@ -138,7 +138,7 @@ func (p *Pipeline) reconcileTo(t target) error {
 	}
 	k := p.kernelOf(t.modules)
 	defer k.Close()
-	_ = p.Sets.Fill(p.Now.Desired, t.sets()) // its Problem keeps no chain from being attached
+	_ = p.Sets.Fill(p.Now.Desired, t.sets()) // a set that fails does not prevent chains from being attached
 	r, err := p.converge(t, k, points, p.Store.RecoveryPending(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { p.tracer.forget(); return nil },

@@ -16,7 +16,7 @@ import (
 )
 
 // disable disables the modules for which the kernel cannot run a chain, and reports whether there are any: those that
-// it rejects even alone, and one whose labels the chain cannot carry, which it accepts alone.
+// it rejects even alone, and one that it accepts alone but whose labels the chain cannot carry.
 func (p *Pipeline) disable(err error) (found bool) {
 	var labels *dataplane.LabelsError
 	if errors.As(err, &labels) {
@@ -32,7 +32,7 @@ func (p *Pipeline) disable(err error) (found bool) {
 		if d := p.Now.Modules[name]; d == nil || d.Err != nil {
 			continue
 		}
-		var alone *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
+		var alone *dataplane.RejectedError // not a lack of memory or descriptors, which is temporary
 		if err := k.Verify(name); errors.As(err, &alone) {
 			found = p.disableModule(name, err) || found
 		}
@@ -40,7 +40,7 @@ func (p *Pipeline) disable(err error) (found bool) {
 	return found
 }
 
-// disableModule has a module count as one that cannot run, and reports whether it did not before.
+// disableModule marks a module as one that cannot run, and reports whether it was not marked before.
 func (p *Pipeline) disableModule(name string, why error) bool {
 	d := p.Now.Modules[name]
 	if d == nil || d.Err != nil {
@@ -56,8 +56,8 @@ func (p *Pipeline) disableModule(name string, why error) bool {
 	return true
 }
 
-// findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects
-// alone. If it accepts each of them alone, the error stays that of the chain.
+// findRejected finds the new module because of which the kernel rejects a chain: the one that it rejects alone. If it
+// accepts each of them alone, the error of the chain is returned unchanged.
 func findRejected(before map[string]*deploy.Module, t target, k kernel, err error) error {
 	var rejected *dataplane.RejectedError
 	if isHalfUndone(err) || !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
@@ -75,10 +75,10 @@ func findRejected(before map[string]*deploy.Module, t target, k kernel, err erro
 	return err
 }
 
-// forOperator gives kernel errors the form that reaches the operator.
+// forOperator converts kernel errors to errors for the operator.
 func forOperator(err error) error {
 	var unstored *commitError
-	if errors.As(err, &unstored) || isHalfUndone(err) { // more is wrong than the request
+	if errors.As(err, &unstored) || isHalfUndone(err) { // the request is not the only problem
 		return err
 	}
 	var rejected *dataplane.RejectedError
@@ -110,7 +110,7 @@ func orderError(err error) error {
 	return err
 }
 
-// rolledBack is what happened to a change that failed after its first step.
+// rolledBack returns the outcome of a change that failed after its first step.
 func rolledBack(err error) (reason, message string) {
 	var failed *apply.RollbackError
 	if errors.As(err, &failed) {
@@ -119,7 +119,7 @@ func rolledBack(err error) (reason, message string) {
 	return "RolledBack", "the kernel is as before: " + err.Error()
 }
 
-// isHalfUndone reports whether the kernel is neither as desired nor as before.
+// isHalfUndone reports whether the kernel is in neither the desired nor the previous state.
 func isHalfUndone(err error) bool {
 	var failed *apply.RollbackError
 	return errors.As(err, &failed)

@@ -11,9 +11,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// enableReplies prepares interfaces for what modules send back by native XDP, which the other end of a veth does not
-// receive by itself: such packets count as sent, and vanish. It returns the interfaces that it cannot prepare, by
-// ifindex, and why. Replies of generic XDP take the path of ordinary packets.
+// enableReplies prepares interfaces for packets that modules send back from native XDP. Without it the other end of a
+// veth does not receive such packets, which count as sent and disappear. It returns, by ifindex, why interfaces cannot
+// be prepared. Replies from generic XDP take the path of ordinary packets.
 func (t target) enableReplies(dp *dataplane.Dataplane, log *slog.Logger, points plan.Placements) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {

@@ -21,10 +21,10 @@ import (
 )
 
 // Requests that only add, change or delete services and arrive while another change is executed share one plan, one
-// commit and one grace period: orchestrators start and end many services at once. Each is all or nothing, and answered
-// when its services are protected.
+// commit and one grace period: orchestrators start and stop many services at once. Each request succeeds or fails as a
+// whole, and is answered when its services are protected.
 
-// grouped is a request that waits for its group.
+// grouped is a request that waits for its group to be executed.
 type grouped struct {
 	resource.Request
 	before  resource.State // when it is its turn
@@ -35,10 +35,10 @@ type grouped struct {
 	err     error
 	done    chan struct{}
 	changes resource.Changes // as part of a group
-	points  map[int]bool     // interfaces of services that it deletes
+	points  map[int]bool     // ifindexes of services that it deletes
 }
 
-// change makes the desired state what the client asks for.
+// change applies the client's request to the desired state.
 func (q *grouped) change(desired resource.State, result *v1.ApplyResult) (changes resource.Changes, err error) {
 	if changes, err = q.Change(desired, result); err == nil {
 		result.Warnings, err = desired.CheckAll(q.Resources, changes)
@@ -46,18 +46,18 @@ func (q *grouped) change(desired resource.State, result *v1.ApplyResult) (change
 	return changes, err
 }
 
-// Requests executes and records what clients ask for.
+// Requests executes and records requests of clients.
 type Requests struct {
 	*Pipeline
 	journal journal
 	mu      sync.Mutex
-	waiting []*grouped // for the change before them
+	waiting []*grouped // wait for the current change
 }
 
-// NewRequests returns what executes requests by a pipeline.
+// NewRequests returns Requests that a pipeline executes.
 func NewRequests(p *Pipeline) *Requests { return &Requests{Pipeline: p, journal: journal{p.Views}} }
 
-// add reports whether q is the first one, which executes the group.
+// add reports whether q is the first request of a group, whose caller executes the group.
 func (s *Requests) add(q *grouped) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func canShare(r resource.Request) bool {
 }
 
 // Apply creates, updates and deletes resources: all of them or none. It returns when the request was executed, alone
-// or, if it may be, with others.
+// or, if possible, together with others.
 func (s *Requests) Apply(ctx context.Context, r resource.Request) (v1.ApplyResult, error) {
 	q := &grouped{Request: r, ctx: ctx}
 	if !canShare(r) {
@@ -106,14 +106,14 @@ func (s *Requests) Apply(ctx context.Context, r resource.Request) (v1.ApplyResul
 	return q.result, q.err
 }
 
-// executeAlone executes and records a request. Exclusive is held: numbers follow the order in which changes were made.
+// executeAlone executes and records a request. The caller holds Exclusive: numbers follow the order of the changes.
 func (s *Requests) executeAlone(q *grouped) {
 	q.before, q.began = s.Now.Desired, time.Now()
 	q.result, q.err = s.apply(q.Request)
 	s.journal.record(q)
 }
 
-// lookAhead looks up services that a request creates or moves, while others may be executed.
+// lookAhead looks up services that a request creates or moves, while other requests may be executed.
 func (s *Requests) lookAhead(all []resource.Object) {
 	specs := map[string]v1.ServiceSpec{}
 	s.Lock.Lock()
@@ -127,8 +127,8 @@ func (s *Requests) lookAhead(all []resource.Object) {
 	s.Observer.LookAhead(specs)
 }
 
-// applyGroup executes all requests that have arrived before it is their turn. Those that cannot be executed with the
-// others are executed alone, so that each gets its own error.
+// applyGroup waits for its turn and executes all requests that have arrived until then. Those that cannot be executed
+// with the others are executed alone, so that each gets its own error.
 func (s *Requests) applyGroup() {
 	s.Exclusive.Lock()
 	defer s.Exclusive.Unlock()
@@ -147,7 +147,7 @@ func (s *Requests) applyGroup() {
 	}
 }
 
-// applyTogether executes requests as one change. It returns those that it has not executed.
+// applyTogether executes requests as one change. It returns those that were not executed.
 func (s *Requests) applyTogether(all []*grouped) (rest []*grouped) {
 	memtrim.Busy()
 	next, accepted, rest := merge(s.Now, all)
@@ -180,7 +180,7 @@ func (s *Requests) applyTogether(all []*grouped) (rest []*grouped) {
 	return rest
 }
 
-// newIn is the snapshot with no other new services than those of the request.
+// newIn returns the snapshot without new services of other requests.
 func (q *grouped) newIn(seen observe.Snapshot) observe.Snapshot {
 	seen.New = slices.DeleteFunc(slices.Clone(seen.New), func(name string) bool {
 		return !slices.ContainsFunc(q.Resources, func(o resource.Object) bool { return o.Meta().Name == name })
@@ -205,7 +205,7 @@ func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.
 	return out
 }
 
-// merge applies requests to the desired state in their order, without those that it refuses.
+// merge applies requests in order to the desired state, except those that it rejects.
 func merge(now *status.Node, all []*grouped) (next resource.State, accepted, rest []*grouped) {
 	next = now.Desired.Clone()
 	put := map[string]bool{}
@@ -214,7 +214,7 @@ func merge(now *status.Node, all []*grouped) (next resource.State, accepted, res
 		trial, result := next.Clone(), v1.ApplyResult{}
 		changes, err := q.change(trial, &result)
 		if err != nil || slices.ContainsFunc(changes.Remove, func(r resource.Ref) bool { return put[r.Name] }) {
-			rest = append(rest, q) // of what one change puts and removes, the store would keep what is put
+			rest = append(rest, q) // if one change puts and removes a resource, the store keeps what was put
 			continue
 		}
 		for _, o := range changes.Put {

@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// restoreSets makes the sets in the kernel what they were before a change, if that has failed. If they cannot be
-// restored, reconciliations try it again.
+// restoreSets restores the sets in the kernel to their state before a change that has failed. If that fails,
+// reconciliations retry it.
 func (p *Pipeline) restoreSets(failed error) {
 	if failed == nil {
 		return
@@ -24,7 +24,8 @@ func (p *Pipeline) restoreSets(failed error) {
 	p.Sets.Retain(p.Now.Sets())
 }
 
-// ChangeSet adds and deletes elements of a set: in the kernel, then in the store. If either fails, both are as before.
+// ChangeSet adds and deletes elements of a set, first in the kernel, then in the store. If either fails, both are
+// restored.
 func (s *Requests) ChangeSet(ctx context.Context, r resource.SetRequest) (result v1.SetChanged, err error) {
 	defer func() {
 		s.journal.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)

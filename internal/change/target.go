@@ -17,21 +17,21 @@ import (
 	"github.com/kerb-edge/kerb/internal/sets"
 )
 
-// target is the state that a change or a reconciliation leads to.
+// target is the state that a change or a reconciliation aims at.
 type target struct {
 	desired resource.State
 	modules map[string]*deploy.Module
 	plan.Inputs
 }
 
-// sets is what the sets of t follow from.
+// sets returns the inputs of sets in t.
 func (t target) sets() sets.State {
 	return sets.State{Desired: t.desired, Modules: t.modules, Services: t.Observed.Services}
 }
 
-// target joins a desired state, its modules and what was observed for it. Modules that were not prepared for it are as
-// they are, also those that cannot run: a package or kernel that has changed since must neither change them nor block a
-// change of others.
+// target combines a desired state, its modules and the observation made for it. Modules that were not prepared for it
+// keep their state, including those that cannot run: a package or kernel that has changed in the meantime must neither
+// change them nor block other changes.
 func (p *Pipeline) target(next resource.State, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
@@ -63,8 +63,8 @@ func (p *Pipeline) selectedCgroups() (*observe.Sockets, map[string]bool) {
 	return p.Now.Sockets, paths
 }
 
-// checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and
-// come.
+// checkServices rejects new services that cannot be found: most often the path is wrong. Existing services may
+// disappear and reappear.
 func checkServices(seen observe.Snapshot) error {
 	var rejected []error
 	for _, name := range slices.Sorted(slices.Values(seen.New)) {
@@ -75,8 +75,8 @@ func checkServices(seen observe.Snapshot) error {
 	return errors.Join(rejected...)
 }
 
-// checkLinkTypes rejects modules for interfaces that they cannot read. Later an interface may come back as one of
-// another type, which is a condition.
+// checkLinkTypes rejects modules for interfaces that they cannot read. If an interface is re-created later with another
+// type, a condition reports it.
 func (t target) checkLinkTypes(prepared map[string]*deploy.Module) error {
 	var rejected []error
 	for _, name := range slices.Sorted(maps.Keys(prepared)) {

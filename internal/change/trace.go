@@ -20,16 +20,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
-// Tracer shows what chains do to packets. To the plan a chain that is traced is a program that should not be there.
+// Tracer shows what chains do to packets. For the plan a traced chain is an undesired program.
 type Tracer struct {
 	*Pipeline
-	Sessions   []*trace.Session // guarded by Exclusive; also such as are over
+	Sessions   []*trace.Session // guarded by Exclusive; includes finished ones
 	explaining sync.Mutex       // one packet at a time
 }
 
-// Trace reports packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
-// chains that it is about are slower by some hundred nanoseconds a module. If the last packets are requested it reports
-// what chains have kept, and links nothing.
+// Trace reports packets until ctx ends, the request's limits are reached, or the node changes. Meanwhile the traced
+// chains are slower by some hundred nanoseconds per module. If the request is for the last packets, it reports those
+// that chains have kept, and links nothing.
 func (t *Tracer) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.TraceLine) error) error {
 	filter, err := trace.Filter(r)
 	if err != nil {
@@ -43,7 +43,7 @@ func (t *Tracer) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trac
 		return err
 	}
 	defer t.end(session)
-	return session.Report(r, show) // linking the chains does not count
+	return session.Report(r, show) // the time for linking does not count
 }
 
 func (t *Tracer) start(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*trace.Session, error) {
@@ -85,12 +85,12 @@ func (t *Tracer) start(ctx context.Context, r v1.TraceRequest, f dataplane.Trace
 }
 
 const (
-	traceEnds = 3 * time.Second // that a trace may take to put the plain chains back after its client has gone
+	traceEnds = 3 * time.Second // time to restore the plain chains after the trace's client has disconnected
 	tracePoll = 20 * time.Millisecond
 )
 
-// await returns with the lock of changes when another trace may run. One whose client has just been killed ends
-// within moments.
+// await waits until another trace may run, and returns with the lock of changes held. A trace whose client was just
+// killed ends within moments.
 func (t *Tracer) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, traceEnds)
 	defer cancel()
@@ -110,7 +110,7 @@ func (t *Tracer) await(ctx context.Context) error {
 	}
 }
 
-// end puts the plain chains back where no other trace runs.
+// end restores the plain chains where no other trace runs.
 func (t *Tracer) end(session *trace.Session) {
 	t.Exclusive.Lock()
 	defer t.Exclusive.Unlock()
@@ -125,7 +125,7 @@ func (t *Tracer) end(session *trace.Session) {
 	}
 }
 
-// forget removes what a trace of a killed agent has left.
+// forget removes the leftovers of a killed agent's trace.
 func (t *Tracer) forget() {
 	if slices.ContainsFunc(t.Sessions, (*trace.Session).Runs) {
 		return
@@ -135,8 +135,8 @@ func (t *Tracer) forget() {
 	}
 }
 
-// Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while:
-// changes wait only while maps are opened.
+// Explain runs a packet through copies of the chains that it would traverse. Copying and linking takes a while: changes
+// wait only while maps are opened.
 func (t *Tracer) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.ExplainedPacket, err error) {
 	if !t.explaining.TryLock() {
 		return out, &apierrors.Conflict{Reason: "another packet is being explained; one is at a time: try again"}
@@ -152,7 +152,7 @@ func (t *Tracer) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Expla
 		return out, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	node.Open = func(spec chain.Spec) (*dataplane.Trial, error) {
-		t.Exclusive.Lock() // the maps stay until they are open
+		t.Exclusive.Lock() // the maps are not removed until they are open
 		defer t.Exclusive.Unlock()
 		return t.Dataplane.OpenTrial(spec, modules)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// AttachmentsOf lists where a module runs, as its control plane gets it.
+// AttachmentsOf lists the attachments of a module for its control plane.
 func (p Placements) AttachmentsOf(module string) []sdk.Attachment {
 	seen := map[int]bool{}
 	var out []sdk.Attachment
@@ -29,8 +29,8 @@ func (p Placements) AttachmentsOf(module string) []sdk.Attachment {
 	return out
 }
 
-// attachmentAt returns the attachment as the control plane reads it. For a service it describes the end inside the
-// service, with the smaller MTU of both; for a node interface, the interface itself.
+// attachmentAt returns an attachment for a control plane. For a service it describes the interface inside the service,
+// with the smaller MTU of both ends; for a node interface, the interface itself.
 func attachmentAt(place Placement, ingress []string) sdk.Attachment {
 	l := place.Link
 	i := sdk.Attachment{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU,
@@ -57,7 +57,7 @@ func prefixes(all []netip.Prefix) (out []string) {
 	return
 }
 
-// ingress are the modules on TC that packets to a service, or into the node, meet at an interface.
+// ingress lists the modules on TC that packets to a service, or into the node, meet at an interface.
 func (p Placements) ingress(ifindex int, isService bool) []string {
 	side := chain.OnTCIngress
 	if isService {

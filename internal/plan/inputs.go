@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Module is what plans know of a module. One that cannot run has Resource, Selector, Member and CannotRun only, and
-// Rank where its package is known.
+// Module is a module as plans see it. If it cannot run, it has only Resource, Selector, Member and CannotRun, and Rank
+// if its package is known.
 type Module struct {
 	Resource  v1.Module
 	Selector  service.Selector
@@ -23,50 +23,50 @@ type Module struct {
 	CannotRun bool
 
 	Package      string
-	Rank         func(service bool) int // of the package, on interfaces of services and of the node
+	Rank         func(service bool) int // the package's rank, on interfaces of services or of the node
 	Sockets      bool
-	Hooks        []chain.Hook // on which the module works with its config, the preferred one first
+	Hooks        []chain.Hook // hooks that work with the module's config, the preferred one first
 	Entries      map[chain.Hook]map[chain.Direction]bool
-	OnServices   []chain.Direction // in which packets of services meet the module; all if empty
+	OnServices   []chain.Direction // directions in which packets of services meet the module; all if empty
 	OnInterfaces []chain.Direction // the same for interfaces of the node
-	Idle         []chain.Direction // in which it has nothing to do with its config
+	Idle         []chain.Direction // directions in which the module has nothing to do with its config
 	LinkTypes    []string          // that it reads
 	Replies      bool              // it answers packets
 	LongReplies  bool              // its replies may be longer than their requests
 
-	DeferredRedirect bool // on TC, modules behind see the packets that it redirects
+	DeferredRedirect bool // on TC, subsequent modules see the packets that it redirects
 
-	TranslatesReplies bool         // of instances to their virtual address
-	Inbound           *sdk.Inbound // nil: it drops no packets because of their source
+	TranslatesReplies bool         // from instances, to their virtual address
+	Inbound           *sdk.Inbound // nil: drops no packets because of their source
 }
 
-// Inputs is everything that chains and attach points are decided by.
+// Inputs is everything that determines chains and attach points.
 type Inputs struct {
 	Modules  map[string]*Module
 	Services map[string]v1.Service
 	Observed observe.Snapshot
 	Linker   string // revision of the linker
-	// Functions keeps the modules of all chains functions: chain.Spec.
+	// Functions keeps the modules of all chains as functions: see chain.Spec.
 	Functions bool
 }
 
-// Placement is what an attach point belongs to, and its chain.
+// Placement is the owner of an attach point, and its chain.
 type Placement struct {
 	Service string // empty for an interface of the node
 	Link    service.Link
 	Chain   chain.Spec
 
 	Cgroup      string           // of sockets: its path
-	Attachments []sdk.Attachment // of sockets: what the module serves there
+	Attachments []sdk.Attachment // of sockets: the services and cgroups that the module serves there
 }
 
-// Placements has a chain for each attach point.
+// Placements maps attach points to their chains.
 type Placements map[chain.Point]Placement
 
 // Sorted returns the attach points in order.
 func (p Placements) Sorted() []chain.Point { return chain.Sorted(p) }
 
-// Desired is what should run: chains on attach points, and a map set of each module, also of those that are on none.
+// Desired returns the desired state: chains on attach points, and a map set of each module, even if it is on none.
 func (in Inputs) Desired(placed Placements, keep bool) Desired {
 	d := Desired{MapSets: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{},
 		Keep: keep}
@@ -79,11 +79,11 @@ func (in Inputs) Desired(placed Placements, keep bool) Desired {
 	for p, at := range placed {
 		d.Points[p] = at.Chain
 	}
-	d.Ready, _ = in.Ready(placed) // a cycle is an error of Place
+	d.Ready, _ = in.Ready(placed) // Place reports cycles
 	return d
 }
 
-// order returns the modules by their distance from the service on interfaces of services, or on those of the node.
+// order returns the modules by their distance from the service, for interfaces of services or of the node.
 func (in Inputs) order(service bool) ([]*Module, error) {
 	var resources []v1.Module
 	for _, name := range slices.Sorted(maps.Keys(in.Modules)) {

@@ -11,16 +11,16 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// CycleError names modules whose before and after contradict each other.
+// CycleError names modules whose before and after form a cycle.
 type CycleError struct{ Modules []string }
 
 func (e *CycleError) Error() string {
 	return "order.before and order.after contradict each other among the modules " + strings.Join(e.Modules, ", ")
 }
 
-// Order sorts modules by their distance from the service, the nearest first: by their before and after, then by
-// priority, then by the rank of their packages, then by name. Names that are not deployed are ignored, so that the
-// order may be stated before the other module comes.
+// Order sorts modules by their distance from the service, the nearest first: by before and after, then by priority,
+// then by their packages' ranks, then by name. Names that are not deployed are ignored, so that an order can be set
+// before the other module is deployed.
 func Order(modules []v1.Module, rank func(module string) int) ([]v1.Module, error) {
 	waiting := slices.Clone(modules)
 	sort.Slice(waiting, func(i, j int) bool {
@@ -46,7 +46,7 @@ func Order(modules []v1.Module, rank func(module string) int) ([]v1.Module, erro
 	return sorted, nil
 }
 
-// predecessors gives for each module the modules that must come before it.
+// predecessors returns, for each module, the modules that must precede it.
 func predecessors(modules []v1.Module) map[string]map[string]bool {
 	out := map[string]map[string]bool{}
 	for _, m := range modules {

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// ServiceSides are the sides of a service's interface. On the node's end of a veth the kernel's directions are the
-// opposite of the service's. XDP sees only what arrives at an interface.
+// ServiceSides maps the sides of a service's interface to directions. On the node's end of a veth the kernel's
+// directions are the opposite of the service's. XDP sees only packets that arrive at an interface.
 var ServiceSides = map[chain.Side]chain.Direction{
 	chain.OnXDP: chain.Egress, chain.OnTCIngress: chain.Egress, chain.OnTCEgress: chain.Ingress,
 }
@@ -29,7 +29,7 @@ type port struct {
 	modules []*Module
 }
 
-// Place decides on the chain of every attach point. Its error is a *CycleError.
+// Place determines the chain of every attach point. Its error is a *CycleError.
 func (in Inputs) Place() (Placements, error) {
 	order, err := in.order(true)
 	if err != nil {
@@ -56,8 +56,8 @@ func (in Inputs) Place() (Placements, error) {
 	return out, nil
 }
 
-// chainOf returns the chain of an attach point in the order of the modules. On ingress a mirrored chain has the reverse
-// order, so that replies pass the modules in the opposite order of requests.
+// chainOf returns the chain of an attach point in the order of the modules. A mirrored chain on ingress has the reverse
+// order, so that replies traverse the modules in the opposite order of requests.
 func (in Inputs) chainOf(p *port, side chain.Side, dir chain.Direction) chain.Spec {
 	spec := chain.Spec{Linker: in.Linker, Side: side, Direction: dir, Functions: in.Functions}
 	for _, m := range p.modules {
@@ -79,7 +79,7 @@ func (in Inputs) mirrored(spec chain.Spec) bool {
 	})
 }
 
-// sort puts the modules into an order of all modules.
+// sort orders the modules as in an order of all modules.
 func (p *port) sort(order []*Module) {
 	slices.SortFunc(p.modules, func(a, b *Module) int {
 		return cmp.Compare(slices.Index(order, a), slices.Index(order, b))
@@ -94,8 +94,7 @@ func (in Inputs) Replies(spec chain.Spec) bool {
 	})
 }
 
-// ports lists the interfaces that modules select. An interface of a service belongs to it, also if it is listed by
-// name.
+// ports lists the interfaces that modules select. An interface of a service belongs to it even if it is listed by name.
 func (in Inputs) ports(order []*Module) []*port {
 	byIndex := map[int]*port{}
 	for _, name := range slices.Sorted(maps.Keys(in.Observed.Services)) {
@@ -133,10 +132,10 @@ func (in Inputs) addInterface(byIndex map[int]*port, name string, m *Module) {
 	}
 }
 
-// Hook returns the hook on which the module runs on an attach point. Services carry TCP, whose large packets native XDP
-// on a veth would segment, so that auto means TC for them; on interfaces of the node it is the hook that the package
-// lists first. On any veth native XDP has no room for replies that are longer than their requests: there auto means TC
-// for such modules.
+// Hook returns the hook for the module on an attach point. Services carry TCP, whose large packets native XDP on a veth
+// would segment, so that auto means TC for them; on interfaces of the node it is the first hook in the package's list.
+// On a veth, native XDP has no room for replies that are longer than their requests: there auto means TC for modules
+// with such replies.
 func (m *Module) Hook(isService bool, kind string) chain.Hook {
 	if m.CannotRun {
 		return chain.TC
@@ -150,8 +149,8 @@ func (m *Module) Hook(isService bool, kind string) chain.Hook {
 	return m.Hooks[0]
 }
 
-// covers reports whether the module has something to do on a side of an attach point. One that cannot run drops packets
-// there if it fails closed.
+// covers reports whether the module has work on a side of an attach point. A module that cannot run and fails closed
+// drops packets there.
 func (m *Module) covers(p *port, side chain.Side, dir chain.Direction) bool {
 	isService := p.service != ""
 	if m.Hook(isService, p.link.Kind) != side.Hook() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is pure. From modules, services and what was observed it decides which chain runs on which attach point,
-// in which order of modules, and with which warnings; from that and the state of the kernel it makes the list of steps:
-// build everything new, switch the attach points, then remove what is old.
+// Package plan is pure. From modules, services and the observed state it determines which chain runs on which attach
+// point, the order of its modules, and warnings. From that and the state of the kernel it derives the steps: create
+// everything new, switch the attach points, then remove the old.
 package plan
 
 import (
@@ -13,20 +13,20 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Desired is what should run.
+// Desired is the state that should run.
 type Desired struct {
-	MapSets map[string]string // identity of each module's map set by module name
-	Values  map[string]string // identity of its values, of modules whose values can change by themselves
+	MapSets map[string]string // identities of map sets by module name
+	Values  map[string]string // identities of values, for modules whose values change without new map sets
 	Points  map[chain.Point]chain.Spec
-	Ready   []chain.Spec // chains that run nowhere and stay if they exist
-	// Keep leaves chains attached that no module asks for: after the loss of the store.
+	Ready   []chain.Spec // chains that are not attached, and stay if they exist
+	// Keep leaves chains attached that no module needs: after the loss of the store.
 	Keep bool
 }
 
 // Action is the kind of a step.
 type Action string
 
-// Actions, in the order in which they are taken.
+// Actions, in the order of their execution.
 const (
 	CreateMapSet Action = "create map set"
 	CreateChain  Action = "create chain"
@@ -43,15 +43,15 @@ type Step struct {
 	Action    Action
 	Module    string       // CreateMapSet, SetValues, RemoveMapSet
 	MapSet    string       // of Module
-	From      string       // CreateMapSet: the running map set, whose state is carried over
-	Values    string       // CreateMapSet, SetValues: what packets are to meet; may be empty for the former
-	OldValues string       // SetValues: what packets meet now
+	From      string       // CreateMapSet: the running map set, whose state the new one inherits
+	Values    string       // CreateMapSet, SetValues: the new values of packets; may be empty for the former
+	OldValues string       // SetValues: the current values of packets
 	Point     chain.Point  // Attach, Replace, Detach
 	Chain     chain.Spec   // CreateChain, Attach, Replace
-	Old       chain.Pinned // Replace, Detach, RemoveChain: what runs now
+	Old       chain.Pinned // Replace, Detach, RemoveChain: the running chain
 }
 
-// String returns the step as plans show it, for example with kerb apply --dry-run.
+// String returns the step as plans show it, for example in kerb apply --dry-run.
 func (s Step) String() string {
 	switch s.Action {
 	case CreateMapSet, RemoveMapSet:
@@ -81,7 +81,7 @@ func names(c chain.Spec) string {
 	return out
 }
 
-// Steps lists what leads from observed to desired; none when they agree.
+// Steps lists the steps from the observed to the desired state; none if they are equal.
 func Steps(want Desired, have chain.State) []Step {
 	running := runningChains(have)
 	steps := mapSets(want, have, running)
@@ -91,7 +91,7 @@ func Steps(want Desired, have chain.State) []Step {
 	return append(steps, leftovers(want, have, running)...)
 }
 
-// runningChains gives the chain on each point; a program that belongs to no pinned chain has an empty one.
+// runningChains returns the chain on each point; an empty one for a program that belongs to no pinned chain.
 func runningChains(have chain.State) map[chain.Point]chain.Pinned {
 	byProgram := map[uint32]chain.Pinned{}
 	for _, c := range have.Chains {
@@ -119,7 +119,7 @@ func mapSets(want Desired, have chain.State, running map[chain.Point]chain.Pinne
 	return steps
 }
 
-// values are the changes that need neither maps nor programs.
+// values returns the changes that need neither maps nor programs.
 func values(want Desired, have chain.State) []Step {
 	var steps []Step
 	for _, name := range slices.Sorted(maps.Keys(want.Values)) {
@@ -133,7 +133,7 @@ func values(want Desired, have chain.State) []Step {
 	return steps
 }
 
-// predecessor is the map set whose state a new one inherits: the one that sees packets, else any that is there.
+// predecessor returns the map set whose state a new one inherits: the one that packets use, else any existing one.
 func predecessor(name string, have chain.State, running map[chain.Point]chain.Pinned) string {
 	for _, p := range chain.Sorted(running) {
 		for _, m := range running[p].Spec.Members {
@@ -148,8 +148,8 @@ func predecessor(name string, have chain.State, running map[chain.Point]chain.Pi
 	return ""
 }
 
-// chains returns steps for chains that are not loaded yet. A chain's ID follows from its contents, so attach points
-// with equal chains share one.
+// chains returns steps for chains that are not loaded yet. A chain's ID is derived from its contents, so that attach
+// points with equal chains share one.
 func chains(want Desired, have chain.State) []Step {
 	known := map[string]bool{}
 	for _, c := range have.Chains {
@@ -166,8 +166,8 @@ func chains(want Desired, have chain.State) []Step {
 	return steps
 }
 
-// points returns the steps for attach points, sorted, so that equal inputs give equal plans. With Keep, unwanted chains
-// stay attached, except on points that no longer exist.
+// points returns the steps for attach points, sorted, so that equal inputs give equal plans. With Keep, undesired
+// chains stay attached, except on points that no longer exist.
 func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
 	gone := gonePoints(have)
@@ -189,7 +189,7 @@ func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned
 	return steps
 }
 
-// gonePoints are those whose interface has vanished under its link.
+// gonePoints returns the points whose interface has vanished under its link.
 func gonePoints(have chain.State) map[chain.Point]bool {
 	out := map[chain.Point]bool{}
 	for _, a := range have.Points {
@@ -200,7 +200,7 @@ func gonePoints(have chain.State) map[chain.Point]bool {
 	return out
 }
 
-// leftovers are chains and map sets that nothing uses once the points are switched.
+// leftovers returns the chains and map sets that are unused once the points are switched.
 func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	usedChains, usedMapSets := map[string]bool{}, map[string]bool{}
 	use := func(id string, members []chain.Member) {

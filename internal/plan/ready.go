@@ -10,15 +10,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// mostReady is how many chains are linked before a service needs them. Each takes kernel memory.
+// mostReady is the number of chains that are linked before a service needs them. Each takes kernel memory.
 const mostReady = 8
 
 // ethernetType is ARPHRD_ETHER.
 const ethernetType = 1
 
-// Ready lists the chains that run nowhere yet and that the first service will need which a module selects that selects
-// none now: they are linked before. The service is assumed to be behind a veth, and to have no other labels than the
-// selector asks for. The error is a *CycleError.
+// Ready lists chains for future services: those that the first service will need of modules that select none now. They
+// are linked in advance. The service is assumed to be behind a veth, and to have exactly the labels of the selector.
+// The error is a *CycleError.
 func (in Inputs) Ready(placed Placements) ([]chain.Spec, error) {
 	order, err := in.order(true)
 	if err != nil {
@@ -50,7 +50,7 @@ func (in Inputs) Ready(placed Placements) ([]chain.Spec, error) {
 	return out, nil
 }
 
-// chainsFor returns the chains of a service with labels behind a veth.
+// chainsFor returns the chains of a service with these labels behind a veth.
 func (in Inputs) chainsFor(order []*Module, labels map[string]string) (out []chain.Spec) {
 	p := &port{link: service.Link{Kind: "veth", Type: ethernetType}, service: "a service that may come"}
 	for _, m := range order {

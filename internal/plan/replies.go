@@ -11,16 +11,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before
-// the proxy, sees the reply of an instance that this node's translating module does not run on with the instance's own
-// address. It knows no such connection if packets from the client meet it before they are translated (order.direction:
-// same). If they meet it after that, it knows no connection of instances that the translating module does run on, whose
-// replies arrive with the virtual address. By default the translating module comes first; where the operator has
-// changed the order, there is a warning. A filter that tracks no connections and allows the addresses of instances
-// instead, as that order needs it, drops their replies in the default order: it meets them with the virtual address.
+// Replies of instances may be lost in packet filters that meet packets to a client before the module that translates
+// addresses, such as a firewall before the proxy. If the translating module of this node does not run on the instance,
+// the filter sees the reply with the instance's own address. It knows no such connection if it meets the client's
+// packets before they are translated (order.direction: same). If it meets them after that, it knows no connection of
+// instances on which the translating module does run, whose replies arrive with the virtual address. By default the
+// translating module comes first; where the operator has changed the order, there is a warning. A filter that tracks no
+// connections and allows the addresses of instances instead, as that order requires, drops their replies in the default
+// order, where they have the virtual address.
 
 // LostReplies explains, by module, which replies of instances a module drops before another module of the same service
-// gives them their virtual address.
+// rewrites them to their virtual address.
 func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
@@ -49,7 +50,7 @@ func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map
 	return out
 }
 
-// dropsUntranslated explains which replies the module drops because it meets them with the address of their instance.
+// dropsUntranslated explains which replies the module drops because they still have the address of their instance.
 func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string]bool,
 	service string, translator *Module) string {
 	for _, s := range virtual {
@@ -63,8 +64,9 @@ func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string
 	return ""
 }
 
-// dropsLocal explains which replies the module drops because it meets packets to an instance of this node with its own
-// address, behind the translator, but replies with the virtual address, which the instance's translator has restored.
+// dropsLocal explains which replies the module drops because it sees packets to an instance of this node with the
+// instance's address, after the translator, but replies with the virtual address, which the instance's translator has
+// restored.
 func (m *Module) dropsLocal(virtual []v1.VirtualService, local map[string]bool,
 	service string, translator *Module) string {
 	for _, s := range virtual {
@@ -85,7 +87,7 @@ func (m *Module) dropsLocal(virtual []v1.VirtualService, local map[string]bool,
 	return ""
 }
 
-// denied returns a virtual address from which the module does not let all packets pass.
+// denied returns a virtual address from which the module does not pass all packets.
 func (m *Module) denied(s v1.VirtualService) netip.Addr {
 	for _, a := range s.Spec.Addresses {
 		if at, err := netip.ParseAddr(a.Address); err == nil && !m.admits(at) {
@@ -95,8 +97,8 @@ func (m *Module) denied(s v1.VirtualService) netip.Addr {
 	return netip.Addr{}
 }
 
-// dropsTranslated explains which replies the module drops because it meets them with a virtual address,
-// while the operator has allowed the addresses of instances.
+// dropsTranslated explains which replies the module drops because they have a virtual address, while the operator has
+// allowed the addresses of instances.
 func (m *Module) dropsTranslated(virtual []v1.VirtualService, local map[string]bool,
 	service string, translator *Module) string {
 	for _, s := range virtual {
@@ -141,8 +143,8 @@ func servicesOf(placed Placements, module string) map[string]bool {
 	return out
 }
 
-// farInstance returns an instance of a virtual service that is none of the local services, with an address for which
-// is holds.
+// farInstance returns an instance of a virtual service that is not a local service and has an address for which is
+// holds.
 func farInstance(s v1.VirtualService, local map[string]bool,
 	is func(netip.Addr) bool) (instance string, addr netip.Addr) {
 	if s.Status == nil {

@@ -35,7 +35,7 @@ func (in Inputs) placeSockets(order []*Module, out Placements) {
 	}
 }
 
-// SocketsChain is the chain of a module on sockets: it is alone in it.
+// SocketsChain returns the chain of a module on sockets, which contains only this module.
 func (m *Module) SocketsChain(linker string) chain.Spec {
 	return chain.Spec{Linker: linker, Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{m.Member}}
 }
@@ -44,8 +44,8 @@ func (m *Module) socketPoint(c cgroup.Cgroup, entry chain.Entry) chain.Point {
 	return chain.Point{Side: chain.OnSockets, Cgroup: c.ID, Entry: entry, Module: m.Member.Name}
 }
 
-// cgroupsOf lists the cgroups that a module selects and that exist. One below another is left out: the kernel runs the
-// programs of those above, too.
+// cgroupsOf lists the existing cgroups that a module selects, without those below another one: the kernel also runs the
+// programs of parent cgroups.
 func (in Inputs) cgroupsOf(m *Module) []cgroup.Cgroup {
 	byPath := map[string]cgroup.Cgroup{}
 	for _, path := range m.Resource.Spec.Attach.Cgroups {
@@ -82,8 +82,7 @@ func (in Inputs) serviceAttachments(m *Module, chains map[string][]sdk.ChainMemb
 	return out
 }
 
-// serviceChains lists the modules that the packets of services meet, in either direction and on any of their
-// interfaces.
+// serviceChains lists the modules that the packets of each service meet, in either direction and on any interface.
 func (in Inputs) serviceChains(placed Placements) map[string][]sdk.ChainMember {
 	out := map[string][]sdk.ChainMember{}
 	for _, p := range placed.Sorted() {

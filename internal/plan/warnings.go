@@ -13,14 +13,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// Ranks of modules that take packets off the chain, so that those behind do not see them: packets to the service below
-// takesInward, packets from it from takesOutward on.
+// Ranks of modules that take packets off the chain, so that subsequent modules do not see them: packets to the service
+// below takesInward, packets from it at takesOutward or above.
 const (
 	takesInward  = 30
 	takesOutward = 50
 )
 
-// takesBefore reports whether a module of at takes packets off a chain that the next one should have seen.
+// takesBefore reports whether the first module takes packets off a chain that the next one should have seen.
 func (in Inputs) takesBefore(first, next string, at Placement) bool {
 	near, far := in.rank(first, at.Service != ""), in.rank(next, at.Service != "")
 	if at.Chain.Direction == chain.Ingress {
@@ -29,7 +29,7 @@ func (in Inputs) takesBefore(first, next string, at Placement) bool {
 	return near >= takesOutward && near > far && !in.defers(first, at.Chain.Side)
 }
 
-// defers reports whether modules behind this one see the packets that it redirects.
+// defers reports whether subsequent modules see the packets that this one redirects.
 func (in Inputs) defers(module string, side chain.Side) bool {
 	m := in.Modules[module]
 	return m != nil && m.DeferredRedirect && side.Hook() == chain.TC
@@ -40,14 +40,14 @@ func (in Inputs) replies(module string) bool {
 	return m != nil && m.Replies
 }
 
-// filters reports whether a module judges packets to services.
+// filters reports whether a module filters packets to services.
 func (in Inputs) filters(module string) bool {
 	m := in.Modules[module]
 	return m != nil && m.Inbound != nil
 }
 
-// Shadowed explains, by module, which modules miss packets, because a module that takes packets off the chain comes
-// before them. By their rank such modules come last: only the operator's order moves them forward.
+// Shadowed explains, by module, which modules miss packets because a preceding module takes them off the chain. By
+// their rank such modules come last: only the operator's order moves them forward.
 func (in Inputs) Shadowed(placed Placements) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
@@ -66,8 +66,8 @@ func (in Inputs) Shadowed(placed Placements) map[string]string {
 	return out
 }
 
-// takesOnXDP returns a module that takes packets on XDP which a filter on TC of the same interface should have judged;
-// empty if there is none.
+// takesOnXDP returns a module that takes packets on XDP which a filter on TC of the same interface should have
+// evaluated; empty if there is none.
 func (in Inputs) takesOnXDP(placed Placements, p chain.Point, filter string) string {
 	if p.Side != chain.OnTCIngress || !in.filters(filter) {
 		return ""
@@ -88,11 +88,10 @@ func (at Placement) shadow(first, advice string) string {
 		first, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction, advice)
 }
 
-// Frames of a link type that a module does not know look to it like Ethernet with odd addresses: a firewall would find
-// no IP in them and let them pass. So a module meets only packets of interfaces that it reads.
+// A module that does not know the link type of frames takes them for Ethernet with odd addresses: a firewall would find
+// no IP and pass them. So a module gets only packets of interfaces that it can read.
 
-// reads reports whether the module can read an interface's frames. One that cannot run is there to drop packets, if at
-// all.
+// reads reports whether the module can read an interface's frames. A module that cannot run can at most drop packets.
 func (m *Module) reads(l service.Link) bool {
 	return m.CannotRun || slices.Contains(m.LinkTypes, l.LinkType())
 }
@@ -132,7 +131,7 @@ func (in Inputs) Warnings(placed Placements) (out []string) {
 	return out
 }
 
-// unseen explains why a module on sockets runs on none of other containers; empty if it is not so.
+// unseen explains why a module on sockets runs on none of other containers; empty if it does.
 func (in Inputs) unseen(m *Module) string {
 	if s := in.Observed.Sockets; m.Sockets && s != nil && s.View != nil {
 		return s.View.Error()
