@@ -13,10 +13,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Arrive has interfaces receive frames, as if they came from the network. A packet socket only sends. What reaches the
-// ingress of an interface is bpf_clone_redirect() with BPF_F_INGRESS, which a test run executes like any other call of
-// a helper (net/core/filter.c: __bpf_rx_skb, dev_forward_skb). The clone is queued like a packet from a veth, and meets
-// the programs on TC. Its mark is zero, and its checksum has not been verified.
+// Arrive makes frames arrive on interfaces, as if they came from the network. A packet socket can only send. A packet
+// reaches the ingress of an interface by bpf_clone_redirect() with BPF_F_INGRESS, which a test run executes like any
+// other helper call (net/core/filter.c: __bpf_rx_skb, dev_forward_skb). The clone is queued like a packet from a veth,
+// and meets the programs on TC. Its mark is zero, and its checksum is unverified.
 func Arrive(frames []sdk.Arrival) error {
 	if len(frames) == 0 {
 		return nil
@@ -34,7 +34,7 @@ func Arrive(frames []sdk.Arrival) error {
 	defer prog.Close()
 	var errs []error
 	for _, f := range frames {
-		// The priority passes the interface, and is not kept.
+		// The priority carries the ifindex, and is not kept.
 		ret, err := prog.Run(&ebpf.RunOptions{Data: f.Frame, Context: struct {
 			_        [8]uint32
 			Priority uint32

@@ -24,15 +24,15 @@ const (
 	ModeCgroup     = "cgroup"
 )
 
-// attachPoint is a kind of place where chains run: XDP or TC of an interface, or a cgroup for modules on sockets.
+// attachPoint is a kind of attach point: XDP or TC of an interface, or a cgroup for modules on sockets.
 type attachPoint interface {
 	// create links, verifies and pins a chain.
 	create(spec chain.Spec, members []*mapSet) error
-	// put puts the chain that is pinned in dir on a point.
+	// put attaches the chain that is pinned in dir to a point.
 	put(p chain.Point, dir string) error
 	// release prepares a chain for its removal.
 	release(c chain.Pinned) error
-	// newLink attaches a program to a point that has no link of Kerb.
+	// newLink attaches a program to a point without a link of Kerb.
 	newLink(p chain.Point, prog *ebpf.Program) (link.Link, error)
 	mode(p chain.Point) string
 	programs(p chain.Point) []string
@@ -73,8 +73,8 @@ func (d onDevice) put(p chain.Point, dir string) error {
 
 func (onDevice) release(chain.Pinned) error { return nil }
 
-// attach puts a program on a free point or in place of the one that Kerb has there, in one step: every packet meets
-// either the old or the new program.
+// attach attaches a program to a free point, or atomically replaces Kerb's program there: every packet meets either the
+// old or the new program.
 func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.attachClsact(p, prog)
@@ -100,7 +100,7 @@ func (d *Dataplane) attachLink(p chain.Point, prog *ebpf.Program) error {
 	}
 	defer unix.Close(old)
 	err = updateLink(old, prog)
-	// of an interface or cgroup that is gone; the index may be another's
+	// of a removed interface or cgroup, whose index may have been reused
 	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) {
 		if err := os.Remove(d.layout.link(p)); err != nil {
 			return fmt.Errorf("unpin link of %s: %w", p, err)
@@ -113,7 +113,7 @@ func (d *Dataplane) attachLink(p chain.Point, prog *ebpf.Program) error {
 	return nil
 }
 
-// attachNew attaches a program to a point that has no link of Kerb, and pins the link, so that it outlives the agent.
+// attachNew attaches a program to a point without a link of Kerb, and pins the link, so that it outlives the agent.
 func (d *Dataplane) attachNew(p chain.Point, prog *ebpf.Program) error {
 	l, err := d.on(p.Side).newLink(p, prog)
 	if err != nil {
@@ -129,8 +129,8 @@ func (d *Dataplane) attachNew(p chain.Point, prog *ebpf.Program) error {
 	return nil
 }
 
-// attachError names the point. Errors are chain.ErrGone for an interface that has vanished meanwhile, and
-// chain.ErrBusy for a place that another program has, for which the kernel has EBUSY and EEXIST.
+// attachError names the point. It returns chain.ErrGone for an interface that vanished in the meantime, and
+// chain.ErrBusy for a hook held by another program, for which the kernel returns EBUSY or EEXIST.
 func attachError(p chain.Point, err error) error {
 	switch {
 	case err == nil:
@@ -152,7 +152,7 @@ func interfaceName(ifindex int) string {
 	return l.Name
 }
 
-// newLink joins the other TCX programs first or last, as configured. Foreign programs are never touched.
+// newLink places the program first or last among the TCX programs, as configured. Foreign programs are never changed.
 func (d onTC) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	opts := link.TCXOptions{Interface: p.Ifindex, Program: prog, Attach: tcxOf(p.Side), Anchor: link.Head()}
 	if d.opts.Last {
@@ -174,7 +174,7 @@ func (onXDP) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	return l, attachError(p, err)
 }
 
-// attachXDP tries the driver first: which modes a driver takes depends on MTU, features and frags.
+// attachXDP tries driver mode first: which modes a driver supports depends on MTU, features and frags.
 func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachXDP(link.XDPOptions{Interface: ifindex, Program: prog, Flags: link.XDPDriverMode})
 	if err == nil || errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENODEV) {
@@ -187,7 +187,7 @@ func attachXDP(ifindex int, prog *ebpf.Program) (link.Link, error) {
 	return l, nil
 }
 
-// Detach takes Kerb's chain from a point. A point that has none, or an interface that is gone, is no error.
+// Detach detaches Kerb's chain from a point. A point without one, or a removed interface, is not an error.
 func (d *Dataplane) Detach(p chain.Point) error {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.detachClsact(p)
@@ -205,7 +205,7 @@ func (d *Dataplane) Detach(p chain.Point) error {
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("unpin link of %s: %w", p, err)
 	}
-	// Closing the last handle would detach too, but later, from a workqueue.
+	// Closing the last handle would detach as well, but later, from a workqueue.
 	if err := detachLink(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) &&
 		!errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("detach from %s: %w", p, err)
@@ -214,7 +214,7 @@ func (d *Dataplane) Detach(p chain.Point) error {
 }
 
 // readLink returns what a pinned link runs. The pin outlives its interface or cgroup: the kernel then reports index or
-// id 0, and Program is 0. So it is if the index belongs to another interface by now.
+// id 0, and Program is 0. Program is also 0 if the index now belongs to another interface.
 func (d *Dataplane) readLink(p chain.Point) (chain.Attached, error) {
 	info, err := pinnedLink(d.layout.link(p))
 	if err != nil {
@@ -224,7 +224,7 @@ func (d *Dataplane) readLink(p chain.Point) (chain.Attached, error) {
 	switch info.kind {
 	case unix.BPF_LINK_TYPE_CGROUP:
 		a.Mode = ModeCgroup
-		if info.cgroup() != p.Cgroup { // 0 when the cgroup has gone
+		if info.cgroup() != p.Cgroup { // 0 when the cgroup has been removed
 			a.Program = 0
 		}
 		return a, nil

@@ -12,14 +12,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Bound is a data plane with the modules of one change: its callers need only their names. The caller closes it when
-// the change has ended.
+// Bound is a data plane with the modules of one change, which callers refer to by name. The caller closes it when the
+// change has ended.
 type Bound struct {
 	*Dataplane
 	modules map[string]Module  // by name
 	samples map[string]*mapSet // by module: see sample
-	passing *grace             // of values that were set, until Close
-	// Background: no change waits for measurements.
+	passing *grace             // for packets that still read values of before a change, until Close
+	// Background is set if no change waits for measurements.
 	Background bool
 }
 
@@ -28,8 +28,8 @@ func (d *Dataplane) Bind(modules map[string]Module) *Bound {
 	return &Bound{Dataplane: d, modules: modules, samples: map[string]*mapSet{}}
 }
 
-// Close frees what checks and measurements have built, and may be called between them. After a change of values the
-// wait for packets begins: earlier, it would take the CPU from the change.
+// Close frees what checks and measurements have built, and may be called between them. After a change of values it
+// starts the wait for packets in flight: earlier, it would take CPU time from the change.
 func (b *Bound) Close() {
 	if g := b.passing; g != nil {
 		b.passing = nil
@@ -41,8 +41,8 @@ func (b *Bound) Close() {
 	clear(b.samples)
 }
 
-// CreateMapSet creates the maps of a module, carrying over those of the map set called from ("" for none), fills
-// and pins them. One that exists already is left as it is.
+// CreateMapSet creates the maps of a module, carries over those of the map set called from (if not empty), fills and
+// pins them. An existing map set stays unchanged.
 func (b *Bound) CreateMapSet(module, _, _, from string) error {
 	mod := b.modules[module]
 	if b.HasMapSet(module, mod.ID) {
@@ -72,8 +72,8 @@ func (b *Bound) CreateMapSet(module, _, _, from string) error {
 	return g.pin(b.layout)
 }
 
-// SetValues gives a map set that packets see the values called id, those of the module or of the change before. They
-// see either the old ones or all of the new ones.
+// SetValues changes a map set in use to the values called id, which are those of the module or of the change before.
+// Each packet reads either all old or all new values.
 func (b *Bound) SetValues(module, mapSet, id string) error {
 	g, done, err := b.opened(module, mapSet)
 	if err != nil {
@@ -87,13 +87,13 @@ func (b *Bound) SetValues(module, mapSet, id string) error {
 	return nil
 }
 
-// noteValues notes that packets may still have met other values.
+// noteValues records that packets in flight may still read other values.
 func (b *Bound) noteValues() {
 	b.passing = newGrace()
 	b.grace = b.passing
 }
 
-// opened returns a map set whose maps the caller has open, or else opens them, until done.
+// opened returns a map set with the maps that the caller has open, or opens them, until done is called.
 func (b *Bound) opened(module, id string) (g *mapSet, done func(), err error) {
 	mod := b.modules[module]
 	if mod.ID == id && mod.Open != nil && b.Holds(module, id, mod.Open) {
@@ -109,8 +109,8 @@ func (b *Bound) opened(module, id string) (g *mapSet, done func(), err error) {
 // CreateChain links, verifies and pins a chain: see Dataplane.CreateChain.
 func (b *Bound) CreateChain(spec chain.Spec) error { return b.Dataplane.CreateChain(spec, b.modules) }
 
-// sample returns a map set for checks and measurements of a module, filled, with maps that nothing else has: to fill
-// maps that are carried over or shared would change what runs, and a check must not.
+// sample returns a filled map set for checks and measurements of a module, none of whose maps is shared: filling
+// carried-over or shared maps would change the running module, which a check must not do.
 func (b *Bound) sample(module string) (*mapSet, error) {
 	if g := b.samples[module]; g != nil {
 		return g, nil
@@ -127,8 +127,8 @@ func (b *Bound) sample(module string) (*mapSet, error) {
 	return g, nil
 }
 
-// Verify loads a module alone on each hook, in each direction that it has a function for and that its settings do not
-// call idle, and unloads it again.
+// Verify loads a module alone on each hook, in each direction for which it has a function and which its settings do not
+// declare idle, and unloads it again.
 func (b *Bound) Verify(module string) error {
 	g, err := b.sample(module)
 	if err != nil {
@@ -150,7 +150,8 @@ func (b *Bound) Verify(module string) error {
 	return err
 }
 
-// Measure measures a module on the hooks given. Errors are chain.ErrNotMeasured, with the cost as far as it is known.
+// Measure measures a module on the given hooks. It returns chain.ErrNotMeasured together with the cost as far as it is
+// known.
 func (b *Bound) Measure(module string, hooks ...chain.Hook) (chain.Cost, error) {
 	g, err := b.sample(module)
 	if err != nil {

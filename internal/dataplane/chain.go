@@ -15,17 +15,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// linkedChain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not
-// follow the whole in one piece.
+// linkedChain is a linked chain in the kernel. The entry is progs[0]. There are further programs only if the verifier
+// could not check the chain as one program.
 type linkedChain struct {
 	spec     chain.Spec
 	progs    []*ebpf.Program
-	parts    *ebpf.Map // tail-call table, nil for one program
+	parts    *ebpf.Map // tail-call table; nil for a single program
 	outcomes *ebpf.Map
 	counts   *ebpf.Map
-	samples  *ebpf.Map // table for the timed copy; nil: the kernel cannot
+	samples  *ebpf.Map // table for the timed copy; nil: not supported by the kernel
 	drops    []*ebpf.Map
-	modules  []string // in their order, with their packages, for people
+	modules  []string // names and packages in chain order, for display
 }
 
 func (c *linkedChain) entry() *ebpf.Program { return c.progs[0] }
@@ -41,7 +41,7 @@ func (c *linkedChain) Close() {
 	}
 }
 
-// loadChain links and loads a chain. It is not pinned or attached.
+// loadChain links and loads a chain, but does not pin or attach it.
 func loadChain(spec chain.Spec, members []*mapSet) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
@@ -50,8 +50,8 @@ func loadChain(spec chain.Spec, members []*mapSet) (*linkedChain, error) {
 	return l.plainChain()
 }
 
-// plainChain links a chain that neither reports nor measures. Functions take more of the kernel's stack than what is
-// inlined: if its verifier refuses them, it gets the chain without.
+// plainChain links a chain that neither traces nor measures. Functions take more of the kernel's stack than inlined
+// code: if the verifier rejects them for it, the chain is linked without.
 func (l *linker) plainChain() (*linkedChain, error) {
 	l.functions = l.spec.Functions
 	c, err := l.chain()
@@ -74,7 +74,7 @@ func (l *linker) chain() (*linkedChain, error) {
 }
 
 // create adds the chain's own maps, shares the drop counters of its members, and loads the program. The caller closes
-// the chain on an error.
+// the chain, also after an error.
 func (c *linkedChain) create(l *linker) (err error) {
 	if err := c.addCounters(l); err != nil {
 		return err
@@ -98,7 +98,7 @@ const (
 	outcomesPin = "outcomes"
 )
 
-// addCounters gives a chain counters, or those of the chain that it stands for.
+// addCounters gives a chain counters: new ones, or those of the chain that it replaces temporarily.
 func (c *linkedChain) addCounters(l *linker) (err error) {
 	if l.plain != nil {
 		c.outcomes, err = l.plain.outcomes.Clone()
@@ -120,7 +120,7 @@ func (c *linkedChain) addCounters(l *linker) (err error) {
 	return nil
 }
 
-// openPlain opens the counters and the table of a pinned chain, for copies of it, and returns the number of its parts.
+// openPlain opens the counters and the table of a pinned chain for its copies, and returns the number of its parts.
 func openPlain(spec chain.Spec, dir string) (c *linkedChain, parts int, err error) {
 	c = &linkedChain{spec: spec}
 	for name, m := range map[string]**ebpf.Map{outcomesPin: &c.outcomes, countsPin: &c.counts, samplesPin: &c.samples} {
@@ -134,8 +134,8 @@ func openPlain(spec chain.Spec, dir string) (c *linkedChain, parts int, err erro
 	return c, len(progs), err
 }
 
-// load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in
-// more and more parts.
+// load loads the chain as one program, or in the number of parts that it is known to need, and in more parts whenever
+// the verifier gives up.
 func (c *linkedChain) load(l *linker) error {
 	n := len(l.members)
 	for count := max(l.parts, 1); ; count *= 2 {
@@ -146,7 +146,7 @@ func (c *linkedChain) load(l *linker) error {
 	}
 }
 
-// loadParts loads the chain as count programs, the last one first, as each needs the table that holds its successor.
+// loadParts loads the chain as count programs, the last one first, because each needs the table with its successor.
 func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	c.progs, c.parts = make([]*ebpf.Program, count), nil
 	if l.timed {
@@ -180,7 +180,7 @@ func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	return nil
 }
 
-// dropParts frees the programs of a chain that is linked again in more parts. Counters and samples stay.
+// dropParts frees the programs of a chain that will be linked again in more parts. Counters and samples stay.
 func (c *linkedChain) dropParts() {
 	for _, p := range c.progs {
 		if p != nil {
@@ -194,9 +194,10 @@ func (c *linkedChain) dropParts() {
 	}
 }
 
-// loadPart links and loads the members from first up to last as one program; table and slot are the tail call that
-// leads on. The program is loaded without the verifier's log first, and again with it for the message: the log of a
-// large chain takes longer than the verification. errTooComplex asks the caller to use more parts.
+// loadPart links and loads the members from first up to last as one program; table and slot identify the tail call to
+// the next part. The program is first loaded without the verifier's log, and after a failure again with it for the
+// error message: producing the log of a large chain takes longer than the verification. errTooComplex asks the caller
+// to use more parts.
 func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) (*ebpf.Program, error) {
 	code, err := l.link(first, last, table, slot)
 	if err != nil {
@@ -225,8 +226,8 @@ func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot
 	return nil, rejected(err, c.names())
 }
 
-// logLevel asks for the complaint alone where the verifier has followed too many paths: its steps have up to gigabytes,
-// and the log of a million of them takes seconds.
+// logLevel requests only the final message if the verifier has followed too many paths: a log of all steps would have
+// up to gigabytes, and one of a million steps takes seconds.
 func logLevel(err error) ebpf.LogLevel {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) {
 		return ebpf.LogLevelStats
@@ -242,7 +243,7 @@ func (c *linkedChain) names() []string {
 	return names
 }
 
-// tooComplex recognises the verifier's limits, the only reason to split a chain.
+// tooComplex reports whether the error is one of the verifier's limits, the only reason to split a chain.
 func tooComplex(err error) bool {
 	var verifier *ebpf.VerifierError
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) {
@@ -256,7 +257,7 @@ func tooComplex(err error) bool {
 		strings.Contains(log, "stack size of")
 }
 
-// pin makes the chain durable, all at once.
+// pin pins the whole chain atomically.
 func (c *linkedChain) pin(l layout) error {
 	return pinDir(l.chain(c.spec), func(tmp string) error {
 		for i, p := range c.progs {
@@ -284,7 +285,7 @@ func (c *linkedChain) pin(l layout) error {
 	})
 }
 
-// readChains lists the chains that are pinned.
+// readChains lists the pinned chains.
 func readChains(l layout) ([]chain.Pinned, error) {
 	entries, err := os.ReadDir(l.chains())
 	if errors.Is(err, os.ErrNotExist) {
@@ -311,13 +312,13 @@ func readChains(l layout) ([]chain.Pinned, error) {
 	return out, nil
 }
 
-// readPins fills in what the pins of a chain say: its members, and its programs.
+// readPins reads the members and programs of a chain from its pins.
 func readPins(c *chain.Pinned, dir string) error {
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
-	for _, f := range files { // in the order of their names
+	for _, f := range files { // sorted by name
 		if m, ok := parseMemberPin(f.Name()); ok {
 			c.Spec.Members = append(c.Spec.Members, m)
 		}
@@ -340,5 +341,5 @@ func readPins(c *chain.Pinned, dir string) error {
 	return nil
 }
 
-// programName is the owner tag of Kerb's programs.
+// programName returns the name by which Kerb's programs are recognized.
 func programName(c chain.Spec) string { return "kerb_" + c.ID() }

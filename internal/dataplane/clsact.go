@@ -17,23 +17,23 @@ import (
 	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
-// Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, found
-// again by its handle and name. The qdisc is shared with others and therefore never deleted.
+// Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, and is
+// found again by its handle and name. The qdisc is shared with other programs and therefore never deleted.
 const (
 	clsactFirst     = 1
 	clsactLast      = 0xbffe
 	clsactNameStart = "kerb_"
 )
 
-// clsactHandle distinguishes the filters of one agent from those of another one, which has its pins elsewhere.
+// clsactHandle distinguishes the filters of agents that have different pin directories.
 func (l layout) clsactHandle() uint32 {
 	h := fnv.New32a()
 	h.Write([]byte(filepath.Clean(l.root)))
 	return h.Sum32()&0x7fffffff | 1 // 0 lets the kernel choose
 }
 
-// attachClsact attaches a program as a filter of the qdisc clsact, on kernels before TCX (Linux 6.6). A qdisc that is
-// there already, as CNI plugins leave one, is shared.
+// attachClsact attaches a program as a filter of the clsact qdisc, on kernels before TCX (Linux 6.6). It shares an
+// existing qdisc, such as one left by a CNI plugin.
 func (d *Dataplane) attachClsact(p chain.Point, prog *ebpf.Program) error {
 	if err := clsact.AddQdisc(p.Ifindex); err != nil && !errors.Is(err, unix.EEXIST) {
 		return attachError(p, err)
@@ -42,7 +42,7 @@ func (d *Dataplane) attachClsact(p chain.Point, prog *ebpf.Program) error {
 	if err != nil {
 		return err
 	}
-	// Kerb's filter always has the same priority and handle, so that no packet passes between two chains.
+	// Kerb's filter always has the same priority and handle: it is replaced atomically, and no packet passes in between.
 	f := clsact.Filter{Priority: clsactFirst, Handle: d.layout.clsactHandle(), Name: info.Name}
 	if d.opts.Last {
 		f.Priority = clsactLast
@@ -64,7 +64,7 @@ func (d *Dataplane) detachClsact(p chain.Point) error {
 	return nil
 }
 
-// listClsact returns Kerb's own filter on a point, nil if there is none.
+// listClsact returns Kerb's filter on a point, nil if there is none.
 func (d *Dataplane) listClsact(p chain.Point) (*clsact.Filter, error) {
 	filters, err := clsact.List(p)
 	switch {
@@ -81,7 +81,7 @@ func (d *Dataplane) listClsact(p chain.Point) (*clsact.Filter, error) {
 	return nil, err // nil, or the list may lack it
 }
 
-// readClsact examines every interface of the node.
+// readClsact reads the filters of every interface of the node.
 func (d *Dataplane) readClsact() ([]chain.Attached, error) {
 	links, err := netlink.LinkList()
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {

@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
 )
 
-// Constants of a program are in sections that never change once it is loaded. The kernel's verifier knows their values,
-// and removes what they rule out, but leaves the reads in place. The linker puts the values there instead.
+// A program's constants are in sections that never change after loading. The kernel's verifier knows their values and
+// removes code that they make unreachable, but keeps the reads. The linker replaces the reads by the values.
 
-// fold replaces reads of constants, those of the chain or of a module.
+// fold replaces reads of constants by their values, for the chain or for a module.
 func (l *linker) fold(code asm.Instructions, g *mapSet) (asm.Instructions, error) {
 	var failed error
 	known := map[string][]byte{}
@@ -35,7 +35,7 @@ func (l *linker) fold(code asm.Instructions, g *mapSet) (asm.Instructions, error
 	return out, failed
 }
 
-// constants are the contents of a section.
+// constants are the contents of a constant section.
 func (l *linker) constants(section string, g *mapSet) (data []byte, err error) {
 	if g == nil {
 		return l.chainConstants(section)
@@ -47,7 +47,7 @@ func (l *linker) constants(section string, g *mapSet) (data []byte, err error) {
 	return data, m.Lookup(uint32(0), &data)
 }
 
-// chainConstants are those of chain.bpf.c, with what the linker knows.
+// chainConstants returns the constants of chain.bpf.c, with the values that the linker knows.
 func (l *linker) chainConstants(section string) ([]byte, error) {
 	spec := l.object.Maps[section]
 	if spec == nil || len(spec.Contents) != 1 {

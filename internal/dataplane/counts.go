@@ -17,9 +17,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// A chain counts packets at its head, and those that a module does not leave to the next one. What each module has seen
-// follows from these. The counts of a chain that is removed are added to what its modules keep (retiredMap), in all of
-// their map sets, until they are removed themselves.
+// A chain counts packets at its head, and packets for which a module returns another verdict than NEXT. The number of
+// packets that each module saw follows from these. When a chain is removed, its counts are added to those that its
+// modules keep (retiredMap), in all of their map sets, until these are removed.
 const (
 	countsMap  = "kerb_counts"
 	retiredMap = "kerb_kept"
@@ -31,15 +31,15 @@ type Count struct{ Packets, Bytes uint64 }
 
 func (c Count) plus(o Count) Count { return Count{c.Packets + o.Packets, c.Bytes + o.Bytes} }
 
-// less is never below zero: counters of packets that are under way are not read all at once.
+// less subtracts without going below zero: the counters are not read atomically while packets are counted.
 func (c Count) less(o Count) Count {
 	return Count{c.Packets - min(o.Packets, c.Packets), c.Bytes - min(o.Bytes, c.Bytes)}
 }
 
-// Verdicts are the packets that a module has seen, by kerbabi.Verdict, and their length at the head of the chain.
+// Verdicts counts the packets that a module saw by kerbabi.Verdict, and their bytes at the head of the chain.
 type Verdicts [kerbabi.VerdictCount]Count
 
-// Sum is all that the module has seen.
+// Sum returns the number of packets that the module saw.
 func (v Verdicts) Sum() (n Count) {
 	for _, c := range v {
 		n = n.plus(c)
@@ -54,7 +54,7 @@ func (v Verdicts) plus(o Verdicts) Verdicts {
 	return v
 }
 
-// CountKey is where a module counts.
+// CountKey identifies counters of a module.
 type CountKey struct {
 	Module    string
 	Side      chain.Side
@@ -71,27 +71,28 @@ func (s Stats) plus(o Stats) Stats {
 	return Stats{s.Verdicts.plus(o.Verdicts), s.Latency.plus(o.Latency)}
 }
 
-// ChainStats are those of a chain since it was linked.
+// ChainStats are the counters of a chain since it was linked.
 type ChainStats struct {
 	Spec    chain.Spec
 	Members []Stats
 	Latency Latency // of the parser and all members
 }
 
-// Counts are those of all chains.
+// Counts are the counters of all chains.
 type Counts struct {
 	Modules map[CountKey]Stats
 	Chains  map[string]ChainStats // by identity of the chain
 }
 
-// countsSize is that of what a chain counts on one CPU. CPUs share no line of their caches, wherever the kernel begins.
+// countsSize returns the size of a chain's counters for one CPU, a multiple of the cache line with one line to spare:
+// CPUs share no line, wherever the kernel places the value.
 func (l *linker) countsSize() uint32 {
 	const line = 64
 	size := l.object.Maps[countsMap].ValueSize + uint32(binary.Size(Count{})*exits*len(l.members))
 	return (size+line-1)/line*line + line
 }
 
-// newCounts creates the map for the counts of a chain, and the packets that it drops.
+// newCounts creates the map for a chain's counters and dropped packets.
 func (l *linker) newCounts() (*ebpf.Map, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -102,7 +103,7 @@ func (l *linker) newCounts() (*ebpf.Map, error) {
 	return ebpf.NewMap(spec)
 }
 
-// cpuCounts is what a chain has counted on one CPU.
+// cpuCounts are the counters of a chain on one CPU.
 type cpuCounts []Count
 
 // UnmarshalBinary implements encoding.BinaryUnmarshaler.
@@ -112,7 +113,7 @@ func (p *cpuCounts) UnmarshalBinary(b []byte) error {
 	return err
 }
 
-// perCPUCounts reads the counts of all CPUs.
+// perCPUCounts reads the counters of all CPUs.
 func perCPUCounts(m *ebpf.Map) (all []cpuCounts, err error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -131,7 +132,7 @@ func perCPUCounts(m *ebpf.Map) (all []cpuCounts, err error) {
 	return all, nil
 }
 
-// readCounts works out what each member of a chain has returned.
+// readCounts derives the verdicts of each member of a chain.
 func readCounts(m *ebpf.Map, members int) ([]Verdicts, error) {
 	perCPU, err := perCPUCounts(m)
 	if err != nil {
@@ -154,9 +155,9 @@ func readCounts(m *ebpf.Map, members int) ([]Verdicts, error) {
 	return out, nil
 }
 
-// retired is what a module keeps of chains that are gone, for a side and a direction.
+// retired are the counters that a module keeps of removed chains, for a side and a direction.
 type retired struct {
-	Map uint64 // id of the map of counts that was added last
+	Map uint64 // id of the counter map that was added last
 	Stats
 }
 
@@ -167,22 +168,21 @@ func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
 	return uint32(slices.Index(retiredSides, side)*len(retiredDirections) + slices.Index(retiredDirections, dir))
 }
 
-// countReader reads counts and dropped packets. One that removes a chain, or completes a map set, excludes those
-// that read.
+// countReader reads counters and dropped packets. Removing a chain and completing a map set exclude readers.
 type countReader struct {
 	mu   sync.Mutex
-	kept []DroppedPacket       // of chains that were removed
+	kept []DroppedPacket       // of removed chains
 	slow []SlowPacket          // the same
 	next map[countedOnce]Count // what was read last
 }
 
-// countedOnce is a series of counts that never falls: with a new map of what is retired it starts again.
+// countedOnce identifies a counter series that never decreases: with a new map of retired counters it starts again.
 type countedOnce struct {
 	CountKey
 	retired ebpf.MapID
 }
 
-// rising keeps the difference of two counters, read while packets are under way, from falling.
+// rising keeps the difference of two counters from decreasing, which are read while packets are counted.
 func (r *countReader) rising(key countedOnce, v Verdicts) Verdicts {
 	if r.next == nil {
 		r.next = map[countedOnce]Count{}
@@ -193,13 +193,13 @@ func (r *countReader) rising(key countedOnce, v Verdicts) Verdicts {
 	return v
 }
 
-// pinnedCounts are the counts of a chain, found by its pins.
+// pinnedCounts are the counters of a chain, found by its pins.
 type pinnedCounts struct {
 	spec         chain.Spec
 	id           string // of the chain
 	m            *ebpf.Map
 	mid          ebpf.MapID
-	measurements // nothing as long as the chain has no timed copy
+	measurements // empty as long as the chain has no timed copy
 }
 
 // Close closes the maps.
@@ -208,13 +208,13 @@ func (c pinnedCounts) Close() {
 	c.measurements.Close()
 }
 
-// stats reads what a chain has counted.
+// stats reads the counters of a chain.
 func (c pinnedCounts) stats() (ChainStats, error) {
 	return readStats(c.m, c.latency, len(c.spec.Members))
 }
 
-// readStats reads the verdicts of the members of a chain, and latencies if the chain measures them. The first latency
-// is that of the whole chain.
+// readStats reads the verdicts of a chain's members, and latencies if the chain measures them. The first latency is
+// that of the whole chain.
 func readStats(counts, latency *ebpf.Map, members int) (out ChainStats, err error) {
 	verdicts, err := readCounts(counts, members)
 	if err != nil {
@@ -233,8 +233,8 @@ func readStats(counts, latency *ebpf.Map, members int) (out ChainStats, err erro
 	return out, nil
 }
 
-// countedChains opens the counts of all chains that have some. The caller closes them. Of those that cannot be opened
-// it returns what they are.
+// countedChains opens the counters of all chains that have some. The caller closes them. Chains whose counters cannot
+// be opened are returned as unreadable.
 func (d *Dataplane) countedChains() (out []pinnedCounts, unreadable []unreadableCounts, err error) {
 	entries, err := os.ReadDir(d.layout.chains())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -254,7 +254,7 @@ func (d *Dataplane) countedChains() (out []pinnedCounts, unreadable []unreadable
 	return out, unreadable, nil
 }
 
-// unreadableCounts are those of a chain that cannot be read, and why.
+// unreadableCounts is a chain whose counters cannot be read, and why.
 type unreadableCounts struct {
 	spec chain.Spec
 	err  error
@@ -282,7 +282,7 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	return c, nil
 }
 
-// openCounts opens a pinned map and returns its id as well, by which its counts are counted once.
+// openCounts opens a pinned map. It also returns the map's id, which ensures that its counts are added only once.
 func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
 	m, err := pinnedMap(pin)
 	if err != nil {
@@ -302,8 +302,8 @@ func closeCounts(all []pinnedCounts) {
 	}
 }
 
-// Counts reads what all modules have returned. It is safe for concurrent use. If the counts of a chain cannot be read
-// there is an error, and those of its modules are left out.
+// Counts reads the verdicts of all modules. It is safe for concurrent use. If the counters of a chain cannot be read,
+// it returns an error and leaves out the chain's modules.
 func (d *Dataplane) Counts() (Counts, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
@@ -348,7 +348,7 @@ func (d *Dataplane) Counts() (Counts, error) {
 		out.Modules[key.CountKey] = out.Modules[key.CountKey].plus(s)
 	}
 	var errs []error
-	for _, c := range unreadable { // what remains of its modules would be less than before, and later come back at once
+	for _, c := range unreadable { // otherwise counters of its modules would decrease, and later jump back
 		errs = append(errs, c.err)
 		for _, m := range c.spec.Members {
 			delete(out.Modules, CountKey{m.Name, c.spec.Side, c.spec.Direction})
@@ -357,13 +357,13 @@ func (d *Dataplane) Counts() (Counts, error) {
 	return out, errors.Join(errs...)
 }
 
-// retiredKey names the map of a module.
+// retiredKey is the key in a module's map of retired counters.
 type retiredKey struct {
 	module string
 	id     ebpf.MapID
 }
 
-// retiredMaps opens what modules keep. Map sets of a module share it.
+// retiredMaps opens the modules' maps of retired counters, which all map sets of a module share.
 func (d *Dataplane) retiredMaps() (map[retiredKey]*ebpf.Map, error) {
 	out := map[retiredKey]*ebpf.Map{}
 	pins, err := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*", retiredMap))
@@ -402,8 +402,8 @@ func addRetired(out map[countedOnce]Stats, key retiredKey, m *ebpf.Map) {
 	}
 }
 
-// retiredOf is the map to which the counts of a module belong, and whether it has those of a chain already: an agent
-// was killed while it removed the chain.
+// retiredOf returns the map to which the counts of a module are added, and whether they have been added already, which
+// is the case if an agent was killed while it removed the chain.
 func retiredOf(kept map[retiredKey]*ebpf.Map, at CountKey, chainCounts ebpf.MapID) (id ebpf.MapID, folded bool) {
 	for key, m := range kept {
 		if key.module != at.Module {
@@ -417,7 +417,7 @@ func retiredOf(kept map[retiredKey]*ebpf.Map, at CountKey, chainCounts ebpf.MapI
 	return id, folded
 }
 
-// removeCounted removes a chain. Its modules keep what it has counted.
+// removeCounted removes a chain. Its modules keep its counts.
 func (d *Dataplane) removeCounted(dir string) error {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
@@ -427,9 +427,8 @@ func (d *Dataplane) removeCounted(dir string) error {
 	return removePins(dir)
 }
 
-// retire adds the counts of a chain that is about to be removed to those of its members' map sets, so that counters
-// of modules never decrease. The id of the map makes that idempotent: an agent that is killed behind it adds nothing
-// twice.
+// retire adds the counts of a chain that is about to be removed to those of its members' map sets, so that counters of
+// modules never decrease. The id of the map makes this idempotent: after a kill, the next agent adds nothing twice.
 func (d *Dataplane) retire(dir string) error {
 	c, err := openCounted(dir)
 	if errors.Is(err, os.ErrNotExist) { // there is no such chain, or an older agent made it
@@ -455,7 +454,7 @@ func (d *Dataplane) retire(dir string) error {
 	return nil
 }
 
-// addTo adds the counts of a map to what a module keeps. One system call writes the sum and what it includes.
+// addTo adds the counts of a map to those that a module keeps. One system call writes the sum and the id of the map.
 func addTo(pin string, index uint32, from uint64, s Stats) error {
 	m, err := pinnedMap(pin)
 	if errors.Is(err, os.ErrNotExist) { // the module is being removed

@@ -23,29 +23,28 @@ import (
 // Options of a data plane.
 type Options struct {
 	Root string // directory on a BPF file system, for example /sys/fs/bpf/kerb
-	Run  string // directory for notes that a reboot may lose; may be empty
+	Run  string // directory for notes that need not survive a reboot; may be empty
 	Last bool   // run after foreign programs on the same hook, not before them
-	// NoTCX uses clsact even where the kernel has TCX.
+	// NoTCX selects clsact even if the kernel has TCX.
 	NoTCX bool
-	// NoGuard attaches no program to LSM hooks: modules on sockets that are attached from now on run without their
-	// guard.
+	// NoGuard attaches no program to LSM hooks: modules on sockets that are attached from now on run without their guard.
 	NoGuard    bool
-	NoExpedite bool // no expedited RCU grace periods, whatever is permitted
+	NoExpedite bool // no expedited RCU grace periods, even if they are permitted
 }
 
-// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, unless they say so, except that
-// different chains may be created at once, and that Attach and Detach may be called at once for different hooks of
-// interfaces. Hooks of sockets are changed one at a time: those of all cgroups share the guard, the switch of their
-// module, and what is known of modules that drain.
+// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use unless they say so, with two
+// exceptions: different chains may be created concurrently, and Attach and Detach may be called concurrently for
+// different hooks of interfaces. Hooks of sockets are changed sequentially: those of all cgroups share the guard, the
+// switch of their module, and the state of draining modules.
 type Dataplane struct {
 	opts   Options
 	layout layout
 	tcx    bool
-	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
+	leaves map[string]time.Time // draining chains on sockets by directory, with the time when draining began
 	links  knownLinks
 	counts countReader
 	tracer *tracer // of the sessions of traces that run
-	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
+	grace  *grace  // since the last change of values; nil: a killed agent may have changed values just before
 	meter  meter
 
 	mayExpedite atomic.Bool
@@ -53,14 +52,14 @@ type Dataplane struct {
 	background  sync.WaitGroup // waits for packets
 }
 
-// Close returns when nothing is under way in the background that would leave rcu_expedited set.
+// Close returns when no background work is left that would leave rcu_expedited set.
 func (d *Dataplane) Close() {
 	d.background.Wait()
 	d.links.Close()
 	d.meter.Close()
 }
 
-// Open prepares the directory of pins and removes what a killed agent had half built.
+// Open prepares the directory of pins, and removes what a killed agent had built partly.
 func Open(opts Options) (*Dataplane, error) {
 	d := &Dataplane{opts: opts, layout: layout{opts.Root}, leaves: map[string]time.Time{}}
 	if err := checkBPFFS(opts.Root); err != nil {
@@ -84,12 +83,12 @@ func Open(opts Options) (*Dataplane, error) {
 	if err := d.unexpedite(); err != nil {
 		return nil, err
 	}
-	d.links.removed, _ = openRemovals() // else links are read each time
+	d.links.removed, _ = openRemovals() // otherwise links are read each time
 	return d, nil
 }
 
-// checkOwner refuses a directory that others could take pins from, and with them chains: in a bpffs that was mounted
-// without a mode anybody can have made it before.
+// checkOwner rejects a directory in which other users could replace pins, and with them chains: in a bpffs mounted
+// without a mode, any user may have created it.
 func checkOwner(root string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(root, &st); err != nil {
@@ -102,7 +101,7 @@ func checkOwner(root string) error {
 	return nil
 }
 
-// checkBPFFS examines the nearest directory that exists.
+// checkBPFFS checks the nearest existing directory.
 func checkBPFFS(root string) error {
 	const magic = 0xcafe4a11 // BPF_FS_MAGIC
 	for dir := root; ; dir = filepath.Dir(dir) {
@@ -121,7 +120,7 @@ func checkBPFFS(root string) error {
 	}
 }
 
-// Observe reads the state.
+// Observe reads the state of the kernel.
 func (d *Dataplane) Observe() (chain.State, error) {
 	s := chain.State{MapSets: map[string][]string{}}
 	modules, _ := os.ReadDir(d.layout.modules())
@@ -148,7 +147,7 @@ func (d *Dataplane) HasMapSet(name, id string) bool {
 	return err == nil
 }
 
-// RemoveMapSet drops the maps of a map set, as far as no other uses them.
+// RemoveMapSet removes the maps of a map set that no other map set uses.
 func (d *Dataplane) RemoveMapSet(name, id string) error {
 	if err := removePins(d.layout.mapSet(name, id)); err != nil {
 		return err
@@ -163,12 +162,12 @@ func (d *Dataplane) HasChain(spec chain.Spec) bool {
 	return err == nil
 }
 
-// CreateChain links, verifies and pins a chain of map sets that exist. One that exists already is left as it is.
+// CreateChain links, verifies and pins a chain of existing map sets. An existing chain stays unchanged.
 func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) error {
 	if d.HasChain(spec) {
 		return nil
 	}
-	if err := removePins(d.layout.chain(spec)); err != nil { // without an entry it is of no use
+	if err := removePins(d.layout.chain(spec)); err != nil { // without an entry it is unusable
 		return err
 	}
 	members, err := d.openMembers(spec, modules)
@@ -179,7 +178,7 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 	return d.on(spec.Side).create(spec, members)
 }
 
-// openMembers opens the map sets of a chain. The caller closes those that it gets, even with an error.
+// openMembers opens the map sets of a chain. The caller closes the returned ones, also after an error.
 func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*mapSet, error) {
 	var members []*mapSet
 	for _, m := range spec.Members {
@@ -194,7 +193,7 @@ func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*
 	return members, nil
 }
 
-// openComplete opens a map set and adds what it lacks, one at a time, as chains are created at once.
+// openComplete opens a map set and adds missing maps. Calls are serialized, because chains are created concurrently.
 func (d *Dataplane) openComplete(mod Module) (*mapSet, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
@@ -211,8 +210,8 @@ func closeMembers(members []*mapSet) {
 	}
 }
 
-// RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some
-// hold bytes the error is a *chain.DrainingError, and RemoveChain is to be called again a moment later.
+// RemoveChain removes a chain that is no longer attached. Programs on sockets first release their sockets. While some
+// sockets hold bytes, the error is a *chain.DrainingError, and the caller calls RemoveChain again shortly afterwards.
 func (d *Dataplane) RemoveChain(c chain.Pinned) error {
 	if err := d.on(c.Spec.Side).release(c); err != nil {
 		return err
@@ -220,17 +219,17 @@ func (d *Dataplane) RemoveChain(c chain.Pinned) error {
 	return d.removeCounted(d.layout.pinned(c))
 }
 
-// RemoveChainSpec is RemoveChain for a chain known by what it was made from.
+// RemoveChainSpec is RemoveChain for a chain that is known by its spec.
 func (d *Dataplane) RemoveChainSpec(spec chain.Spec) error {
 	return d.removeCounted(d.layout.chain(spec))
 }
 
-// Attach puts a chain on a point, in place of the one that runs there.
+// Attach attaches a chain to a point and replaces the one that runs there.
 func (d *Dataplane) Attach(p chain.Point, spec chain.Spec) error {
 	return d.AttachPinned(p, chain.Pinned{ID: spec.ID(), Spec: spec})
 }
 
-// AttachPinned is Attach for a chain known by its pins only: what an undo needs.
+// AttachPinned is Attach for a chain that is known only by its pins, as needed to undo a step.
 func (d *Dataplane) AttachPinned(p chain.Point, c chain.Pinned) error {
 	return d.on(p.Side).put(p, d.layout.pinned(c))
 }
@@ -253,22 +252,22 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 	return out, nil
 }
 
-// Holds reports whether maps are those of a pinned map set. If pins were lost, another one is made in its place,
-// with new maps.
+// Holds reports whether maps belong to a pinned map set. If pins were lost, a new map set with new maps is created in
+// its place.
 func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 	if len(open) == 0 {
 		return true
 	}
 	one := slices.Min(slices.Collect(maps.Keys(open)))
 	if open[sdk.TunablesMap] != nil {
-		one = sdk.TunablesMap // never one that was carried over
+		one = sdk.TunablesMap // always new, never carried over
 	}
 	pinned, err1 := pinnedID(filepath.Join(d.layout.mapSet(name, id), one))
 	held, err2 := objectID(open[one].FD())
 	return err1 == nil && err2 == nil && pinned == held
 }
 
-// Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
+// Outcomes returns the numbers of packets that could not be parsed, by outcome, summed over the CPUs.
 func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
 	m, err := pinnedMap(filepath.Join(d.layout.pinned(c), outcomesPin))
 	if err != nil {
@@ -278,8 +277,8 @@ func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
 	return sumPerCPU(m)
 }
 
-// Memory is what the maps of a map set take, as the kernel accounts for them, in bytes. Maps that other map sets
-// use too are counted in each.
+// Memory returns the memory of a map set's maps in bytes, as the kernel accounts for it. A map shared by several map
+// sets is counted in each.
 func Memory(maps sdk.Maps) int64 {
 	var total int64
 	for _, m := range maps {
@@ -292,21 +291,22 @@ func Memory(maps sdk.Maps) int64 {
 	return total
 }
 
-// Purge removes everything that Kerb has in the kernel under this root: chains from their points, programs and maps.
+// Purge removes everything that Kerb has in the kernel below this root: it detaches chains and removes programs and
+// maps.
 func (d *Dataplane) Purge() error {
 	points, err := d.readLinks()
 	errs := []error{err}
 	for _, a := range points {
 		errs = append(errs, d.Detach(a.Point))
 	}
-	// Filters outlive a change of the tcx option or of the kernel.
+	// Filters stay when the tcx option or the kernel changes.
 	filters, err := d.readClsact()
 	errs = append(errs, err)
 	for _, a := range filters {
 		errs = append(errs, d.detachClsact(a.Point))
 	}
 	errs = append(errs, d.drainAll())
-	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever there in part
+	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever incomplete
 		errs = append(errs, removePins(dir))
 	}
 	errs = append(errs, d.forgetExpedited(), removeAll(d.layout.root))

@@ -15,13 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first made to
-// redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under
-// way from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few
-// microseconds unless its sender is kept from running.
+// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that is detached first stops
+// redirecting (its map off), and then sockets are removed when they are found to hold no bytes. When off is set, a
+// message may be between the program's verdict and the receiver's queue: it arrives within settleTime, a few
+// microseconds unless its sender is descheduled.
 const settleTime = 100 * time.Millisecond
 
-// setOff has the module's programs redirect no more, or redirect again.
+// setOff makes the module's programs stop or resume redirecting.
 func (s *sockets) setOff(off bool) error {
 	m := s.maps[offMap]
 	if m == nil {
@@ -41,8 +41,8 @@ func (s *sockets) isOff() bool {
 	return m != nil && m.Lookup(uint32(0), &value) == nil && value != 0
 }
 
-// drain lets go of the sockets that hold no redirected byte, and returns how many are left. Those without a program
-// drain keep the kernel's parts of the module until they are closed.
+// drain releases the sockets without redirected bytes, and returns how many are left. Sockets of a module without a
+// program drain keep the kernel's part of the module until they are closed.
 func (s *sockets) drain() (left int, err error) {
 	prog, m := s.progs[drainPin], s.maps[socketsPin]
 	if m == nil {
@@ -71,11 +71,11 @@ func (s *sockets) drain() (left int, err error) {
 	}
 }
 
-// letGo takes out the sockets that the programs drain and age have found.
+// letGo removes the sockets that the programs drain and age have found.
 func (s *sockets) letGo() (gone int, err error) {
 	var key []byte
 	for s.maps[drainedMap].NextKey(nil, &key) == nil {
-		for _, m := range []*ebpf.Map{s.maps[socketsPin], s.maps[drainedMap]} { // what is in drained may still be in there
+		for _, m := range []*ebpf.Map{s.maps[socketsPin], s.maps[drainedMap]} { // sockets in drained may be in both
 			err := m.Delete(key)
 			if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // closed meanwhile
 				return gone, fmt.Errorf("release a socket: %w", err)
@@ -87,12 +87,12 @@ func (s *sockets) letGo() (gone int, err error) {
 	return gone, nil
 }
 
-// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the
-// kernel's parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
+// leaveTime is how long a detached module waits for its sockets. Those that still hold bytes then keep the kernel's
+// part of the module until they are closed, and are plain TCP otherwise. Tests shorten it.
 var leaveTime = 10 * time.Second
 
-// release lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for
-// leaveTime.
+// release releases a chain's sockets, unless another chain has the same ones. For up to leaveTime it fails with a
+// *chain.DrainingError.
 func (d onSockets) release(c chain.Pinned) error {
 	dir := d.layout.pinned(c)
 	s, err := openSockets(dir)
@@ -120,7 +120,7 @@ func (d onSockets) release(c chain.Pinned) error {
 	return nil
 }
 
-// sharesSockets reports whether another version of the module works on the same sockets.
+// sharesSockets reports whether another version of the module uses the same sockets.
 func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
 	chains, err := d.socketChains()
 	if err != nil || s.maps[socketsPin] == nil {
@@ -152,7 +152,7 @@ func (d *Dataplane) socketChains() ([]chain.Pinned, error) {
 	return slices.DeleteFunc(chains, func(c chain.Pinned) bool { return c.Spec.Side != chain.OnSockets }), err
 }
 
-// drainAll lets go of all sockets, for as long as that takes, but not longer than leaveTime.
+// drainAll releases all sockets, waiting at most leaveTime.
 func (d *Dataplane) drainAll() error {
 	chains, err := d.socketChains()
 	errs := []error{err}
@@ -168,12 +168,12 @@ func (d *Dataplane) drainAll() error {
 	return errors.Join(errs...)
 }
 
-// leaving reports whether the maps of a map set are those of a module that lets go of its sockets.
+// leaving reports whether the maps of a map set belong to a module that is releasing its sockets.
 func leaving(maps map[string]*ebpf.Map) bool {
 	return (&sockets{maps: maps}).isOff()
 }
 
-// count is how many sockets a map holds; about, while they come and go.
+// count returns the number of sockets in a map, approximately while sockets are added and removed.
 func count(m *ebpf.Map) int {
 	key, next := []byte(nil), []byte(nil)
 	for n := 0; ; n++ {

@@ -14,24 +14,24 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The counters that every map set has alongside the module's own maps are retiredMap and those of drops: of all
-// packets, and by interface.
+// Every map set has counters in addition to the module's own maps: retiredMap, and dropped packets in total and by
+// interface.
 const (
 	dropsMap        = "kerb_drop_count"
 	ifindexDropsMap = "kerb_if_drops"
 )
 
-// formerDropsMap is where chains of older agents count all drops: in a per-CPU array.
+// formerDropsMap is the per-CPU array in which chains of older agents count drops.
 const formerDropsMap = "kerb_drops"
 
-// ifindexDropsEntries is how many pairs of interface and reason a module counts at most. An interface takes one for
-// each of the reasons that its packets are dropped for, and there are 64 reasons.
+// ifindexDropsEntries limits the pairs of interface and reason that a module counts. An interface takes one per reason
+// for which its packets are dropped, and there are 64 reasons.
 const ifindexDropsEntries = 1024
 
 // dropCounts is struct kerb_drop_counts: packets by reason.
 type dropCounts [kerbabi.DropReasonCount]uint64
 
-// counterSpecs describe these maps. Drops by interface take memory only for entries that are there.
+// counterSpecs returns the specs of these maps. Drops by interface take memory only for existing entries.
 func counterSpecs(cpus int) map[string]*ebpf.MapSpec {
 	return map[string]*ebpf.MapSpec{
 		dropsMap: {Name: dropsMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(cpus * binary.Size(dropCounts{})),
@@ -45,7 +45,7 @@ func counterSpecs(cpus int) map[string]*ebpf.MapSpec {
 
 const noPrealloc = 1 // BPF_F_NO_PREALLOC
 
-// addCounters gives the map set the counters of the previous one, and new ones in place of those that it lacks.
+// addCounters gives the map set the counters of the previous one, and creates missing ones.
 func (g *mapSet) addCounters(previous map[string]*ebpf.Map) error {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
@@ -67,8 +67,7 @@ func (g *mapSet) addCounters(previous map[string]*ebpf.Map) error {
 	return err
 }
 
-// completeCounters adds the counters that a pinned map set lacks, because an older agent made it. One of a module on
-// sockets has none.
+// completeCounters adds the counters that a pinned map set of an older agent lacks. Modules on sockets have none.
 func (g *mapSet) completeCounters(l layout) error {
 	if g.maps[dropsMap] == nil && g.maps[formerDropsMap] == nil {
 		return nil
@@ -127,7 +126,7 @@ type DropKey struct {
 func IfindexDrops(maps sdk.Maps) (map[DropKey]uint64, error) {
 	out := map[DropKey]uint64{}
 	m := maps[ifindexDropsMap]
-	if m == nil { // of a map set that an older agent made
+	if m == nil { // of a map set created by an older agent
 		return out, nil
 	}
 	var key DropKey
@@ -141,7 +140,7 @@ func IfindexDrops(maps sdk.Maps) (map[DropKey]uint64, error) {
 	return out, entries.Err()
 }
 
-// IfindexDropsOf returns those of some interfaces and reasons.
+// IfindexDropsOf returns the drops of some interfaces and reasons.
 func IfindexDropsOf(maps sdk.Maps, keys []DropKey) (map[DropKey]uint64, error) {
 	out := map[DropKey]uint64{}
 	m := maps[ifindexDropsMap]
@@ -164,7 +163,7 @@ func IfindexDropsOf(maps sdk.Maps, keys []DropKey) (map[DropKey]uint64, error) {
 	return out, nil
 }
 
-// ForgetDrops removes the drops by interface of interfaces that are not to be kept, which makes room for others.
+// ForgetDrops removes the drops by interface of all other interfaces, which frees entries.
 func ForgetDrops(maps sdk.Maps, keep func(ifindex int) bool) error {
 	all, err := IfindexDrops(maps)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// entry generates the program that everything else is called from:
+// entry generates the entry of a chain, from which everything else is called:
 //
 //	kerb_count(ctx, &pkt)
 //	kerb_head(ctx, &pkt)
@@ -76,7 +76,7 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	return slices.Concat(code, end, cold, leave, act)
 }
 
-// each calls the modules one after the other, the first one at a label.
+// each calls the modules in order, starting at a label for the first one.
 func (l *linker) each(first int, modules []body, label string) (code, cold asm.Instructions) {
 	for n, m := range modules {
 		i := first + n
@@ -101,10 +101,10 @@ func (l *linker) each(first int, modules []body, label string) (code, cold asm.I
 	return code, cold
 }
 
-// nextOf is where a packet goes that module i leaves to the next.
+// nextOf returns the label where a packet continues for which module i returned NEXT.
 func nextOf(i int) string { return fmt.Sprintf("next%d", i) }
 
-// parse is the way to the head, unless the packet is to run in the timed copy.
+// parse generates the call of the head, unless the packet runs in the timed copy.
 func (l *linker) parse(first int) asm.Instructions {
 	code := append(asm.Instructions{l.loadContext()}, l.pkt(asm.R2)...)
 	label := "started"
@@ -123,7 +123,7 @@ func (l *linker) loadContext() asm.Instruction {
 	return asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord) // pkt.ctx
 }
 
-// call reaches a function and comes out at a label.
+// call generates a call of a function and continues at a label.
 func call(b body, end string) asm.Instructions {
 	if b.inline {
 		return b.inlined(end)
@@ -131,7 +131,7 @@ func call(b body, end string) asm.Instructions {
 	return asm.Instructions{asm.Call.Label(b.symbol)}
 }
 
-// setFrame puts the packet context below the frames of everything that is written into the entry.
+// setFrame places the packet context below the frames of everything that is inlined into the entry.
 func (l *linker) setFrame(bodies []body) {
 	l.frame = l.pktSize + l.noteSize(true)
 	for _, b := range bodies {
@@ -141,12 +141,12 @@ func (l *linker) setFrame(bodies []body) {
 	}
 }
 
-// pkt puts the address of the context into a register.
+// pkt loads the address of the context into a register.
 func (l *linker) pkt(dst asm.Register) asm.Instructions {
 	return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.frame)}
 }
 
-// end is what follows the last module.
+// end generates the code after the last module.
 func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 	var out asm.Instructions
 	if l.timed {
@@ -162,7 +162,7 @@ func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 	), out...)
 }
 
-// tailCall passes the packet to another program, if the table has it.
+// tailCall generates a tail call to another program, if the table has it.
 func (l *linker) tailCall(table *ebpf.Map, slot int) asm.Instructions {
 	return asm.Instructions{
 		l.loadContext(),
@@ -172,13 +172,13 @@ func (l *linker) tailCall(table *ebpf.Map, slot int) asm.Instructions {
 	}
 }
 
-// verdictLabel is where kerb_verdict is in the entry. It ends the program.
+// verdictLabel is the label of kerb_verdict in the entry. It ends the program.
 const verdictLabel = "verdict"
 
-// verdictOf is where a verdict of module i other than NEXT leads.
+// verdictOf returns the label for verdicts of module i other than NEXT.
 func verdictOf(i int) string { return fmt.Sprintf("verdict%d", i) }
 
-// cold passes a verdict of module i to kerb_verdict.
+// cold generates the call of kerb_verdict for a verdict of module i.
 func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	open := failsOpen(l.spec.Members[i])
 	drops, byIfindex := l.members[i].maps[dropsMap].FD(), l.members[i].maps[ifindexDropsMap].FD()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	ErrNoEntry    = errors.New("the object has neither kerb_egress nor kerb_ingress")
 	ErrNoProgram  = errors.New("the data plane has no such program")
@@ -24,7 +24,7 @@ var (
 	errTooComplex = errors.New("more than the verifier can follow")
 )
 
-// RejectedError is the verifier's refusal of a chain.
+// RejectedError reports that the verifier rejected a chain.
 type RejectedError struct {
 	Modules []string // members of the chain
 	Plain   string   // one sentence for people
@@ -38,8 +38,8 @@ func (e *RejectedError) Error() string {
 
 func (e *RejectedError) Unwrap() error { return e.Err }
 
-// LabelsError is returned for a chain on XDP that needs more than one program: labels do not pass from one to the next.
-// The module runs alone, and in a chain that fits one program.
+// LabelsError is returned for a chain on XDP that needs more than one program: labels cannot be passed from one program
+// to the next. The module works alone, and in a chain that fits into one program.
 type LabelsError struct {
 	Module string // the first one that labels packets
 }
@@ -49,7 +49,7 @@ func (e *LabelsError) Error() string {
 		"hook: tc, or remove modules from the chain", e.Module)
 }
 
-// plainWords translate what the verifier says most often. The first that matches is taken.
+// plainWords explain the verifier's most frequent messages. The first match is used.
 var plainWords = []struct {
 	pattern *regexp.Regexp
 	plain   string
@@ -80,7 +80,7 @@ var plainWords = []struct {
 const loopWords = "it has a loop without a bound that the verifier can see, or is too large; count loops to a " +
 	"constant, as in for (i = 0; i < 16; i++), or use bpf_loop() (Linux 5.17), or split the module"
 
-// rejected wraps a load error. Errors other than the verifier's are returned as they are.
+// rejected wraps a load error. Errors that do not come from the verifier are returned unchanged.
 func rejected(err error, modules []string) error {
 	var verifier *ebpf.VerifierError
 	// of push_stack() in the verifier; cilium/ebpf drops the log, which says "The sequence of 8193 jumps is too complex"
@@ -94,7 +94,7 @@ func rejected(err error, modules []string) error {
 	return &RejectedError{Modules: modules, Plain: plain(verifier.Log), Log: log, Err: err}
 }
 
-// maxLog bounds what is kept of a log: its begin, and its end, which has the complaint.
+// maxLog limits the stored part of a log: its beginning, and its end with the error message.
 const maxLog = 1 << 20
 
 func boundLog(log string) string {
@@ -105,7 +105,7 @@ func boundLog(log string) string {
 	return fmt.Sprintf("%s\n[%d bytes left out]\n%s", log[:begin], len(log)-maxLog, log[len(log)-maxLog+begin:])
 }
 
-// plain finds the complaint, which is near the end of the log, and the source line that it is about.
+// plain finds the error message near the end of the log, and the source line that it refers to.
 func plain(log []string) string {
 	last, source := "", ""
 	for _, line := range log {

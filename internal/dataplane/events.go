@@ -10,8 +10,8 @@ import (
 // eventsMap counts the events of modules that have any: bpf/include/kerb/event.h.
 const eventsMap = "kerb_event_counts"
 
-// Events returns how many events a map set's module sent and lost, summed over the CPUs. It is not ok for a module
-// that sends none.
+// Events returns how many events a map set's module sent and lost, summed over the CPUs. ok is false for a module that
+// sends none.
 func Events(maps sdk.Maps) (sent, lost uint64, ok bool, err error) {
 	m := maps[eventsMap]
 	if m == nil {

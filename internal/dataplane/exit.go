@@ -13,16 +13,17 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// A module that defines KERB_EXIT learns of the packets that the others do not leave to the next. Chains with such a
-// module call it before kerb_verdict; all others do not change, and a packet that passes executes nothing for it. The
-// number of the module that has decided is in the upper half of the register with the flags.
+// A module that defines KERB_EXIT is notified of packets for which other modules return another verdict than NEXT.
+// Chains with such a module call it before kerb_verdict; all other chains stay unchanged, and a packet that passes
+// executes no additional instruction. The number of the module that returned the verdict is in the upper half of the
+// register with the flags.
 
 const exitEntry = "kerb_exit"
 
 func (l *linker) exitSymbol(i int) string { return l.symbol(i) + "_exit" }
 
-// exitFunctions returns the functions of all members, also of those in other parts of a split chain, and keeps in exits
-// which members have one.
+// exitFunctions returns the functions of all members, including those in other parts of a split chain, and records in
+// exits which members have one.
 func (l *linker) exitFunctions() (out asm.Instructions, err error) {
 	l.exits = nil
 	for i, g := range l.members {
@@ -42,8 +43,8 @@ func (l *linker) exitFunctions() (out asm.Instructions, err error) {
 	return out, nil
 }
 
-// exit calls them, unless they define it and have decided themselves. The arguments of kerb_verdict are kept in the
-// registers that calls do not change: the program ends behind it.
+// exit calls the exit functions, except that of the module that returned the verdict. The arguments of kerb_verdict are
+// saved in callee-saved registers, which is possible because the program ends afterwards.
 func (l *linker) exit() (code asm.Instructions) {
 	if len(l.exits) == 0 {
 		return nil
@@ -60,7 +61,7 @@ func (l *linker) exit() (code asm.Instructions) {
 	for n, i := range l.exits {
 		place, skip := int32(1+i), fmt.Sprintf("exited%d", n)
 		call := slices.Concat(asm.Instructions{
-			asm.Mov.Reg32(asm.R4, asm.R8), // flags, with the place of the module that has decided
+			asm.Mov.Reg32(asm.R4, asm.R8), // flags, with the position of the module that returned the verdict
 			asm.RSh.Imm(asm.R4, callCountShift),
 			asm.JEq.Imm(asm.R4, place, skip),
 			asm.Sub.Imm(asm.R4, place), // negative: it is before this one

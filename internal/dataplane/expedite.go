@@ -11,21 +11,22 @@ import (
 	"sync"
 )
 
-// Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all
-// network configuration held: 500 services would take more than ten seconds, and pods that start meanwhile wait with
-// them. While points change, and after values have changed, the kernel is asked for expedited grace periods, which
-// interrupt the other CPUs but take well under a millisecond. Where the kernel itself waits with that lock held, as it
-// does several times when a pod's interface moves into its namespace, it expedites, too (synchronize_net).
+// Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, while it holds the lock of
+// all network configuration: 500 services would take more than ten seconds, and pods that start in the meantime wait as
+// well. While points change, and after values have changed, the kernel is asked for expedited grace periods, which
+// interrupt the other CPUs but take well under a millisecond. Where the kernel itself waits with this lock held, as it
+// does several times when a pod's interface moves into its namespace, it also uses expedited grace periods
+// (synchronize_net).
 
-// expeditedFile is the kernel's setting, which tests replace: it is one for all agents.
+// expeditedFile is the kernel's setting, shared by all agents. Tests replace it.
 var expeditedFile = "/sys/kernel/rcu_expedited"
 
-// PermitExpedite permits expedited grace periods from now on, or forbids them.
+// PermitExpedite permits or forbids expedited grace periods from now on.
 func (d *Dataplane) PermitExpedite(may bool) { d.mayExpedite.Store(may) }
 
-// Expedite prepares for points to be attached or detached. The caller calls restore when they are. If the agent is
-// killed in between, the next one restores what a note in the run directory says. Without the right to write the
-// setting everything is only slower.
+// Expedite prepares for attaching and detaching. The caller calls restore afterwards. If the agent is killed in
+// between, the next one restores the setting from a note in the run directory. Without the permission to write the
+// setting, everything works but takes longer.
 func (d *Dataplane) Expedite() (restore func() error) {
 	if !d.tcx {
 		return func() error { return nil }
@@ -33,14 +34,14 @@ func (d *Dataplane) Expedite() (restore func() error) {
 	return d.expedite()
 }
 
-// expediting is how many ask for expedited grace periods at present: changes, and the wait after one. The first sets
+// expediting counts the current users of expedited grace periods: changes, and the wait after one. The first sets
 // rcu_expedited, the last restores it.
 type expediting struct {
 	mu    sync.Mutex
 	users int
 }
 
-// expedite asks for expedited grace periods until restore is called.
+// expedite requests expedited grace periods until restore is called.
 func (d *Dataplane) expedite() (restore func() error) {
 	none := func() error { return nil }
 	if d.opts.Run == "" || d.opts.NoExpedite || !d.mayExpedite.Load() {
@@ -62,8 +63,9 @@ func (d *Dataplane) expedite() (restore func() error) {
 	}
 }
 
-// setExpedited reports whether it has set rcu_expedited. The note is written before the setting: an agent that is
-// killed at any time leaves a note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
+// setExpedited sets rcu_expedited and reports whether it has. The note is written before the setting: if the agent is
+// killed at any time, there is a note whenever the setting is changed. A setting other than 0 was made by an
+// administrator and stays.
 func (d *Dataplane) setExpedited() bool {
 	before, err := os.ReadFile(expeditedFile)
 	if err != nil || !bytes.Equal(bytes.TrimSpace(before), []byte("0")) {
@@ -81,7 +83,8 @@ func (d *Dataplane) setExpedited() bool {
 
 func (d *Dataplane) expediteNote() string { return filepath.Join(d.opts.Run, "rcu_expedited") }
 
-// unexpedite puts the setting back as the note says, unless it is empty. A new file each time would take much longer.
+// unexpedite restores the setting from the note, unless the note is empty. Creating a new file each time would take
+// much longer.
 func (d *Dataplane) unexpedite() error {
 	if d.opts.Run == "" {
 		return nil
@@ -99,7 +102,7 @@ func (d *Dataplane) unexpedite() error {
 	return os.Truncate(d.expediteNote(), 0)
 }
 
-// forgetExpedited puts the setting back, and removes the note.
+// forgetExpedited restores the setting and removes the note.
 func (d *Dataplane) forgetExpedited() error {
 	if d.opts.Run == "" {
 		return nil

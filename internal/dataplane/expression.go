@@ -15,22 +15,22 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A trace may have an expression: a program of classic BPF, as tcpdump makes it of `tcp port 80`, that checks a frame
-// as it comes to the chain. The linker translates it, and puts it in the place of matchesFunction (chain_trace.h).
+// A trace may have an expression: a classic BPF program, such as tcpdump compiles from `tcp port 80`, that filters
+// frames as they arrive at the chain. The linker translates it and replaces matchesFunction (chain_trace.h) by it.
 const matchesFunction = "kerb_trace_matches"
 
-// Registers of a translated program, and its frame. R0 to R5 are for calls and packet pointers.
+// Registers and stack frame of a translated program. R0 to R5 are for calls and packet pointers.
 const (
 	regCtx, regA, regX = asm.R6, asm.R7, asm.R8
-	loadedAt           = -8  // what was loaded from the packet
+	loadedAt           = -8  // value loaded from the packet
 	scratchAt          = -12 // of word 0; the others are below
 )
 
-// longestExpression is how many instructions an expression may have.
+// longestExpression is the maximum number of instructions of an expression.
 const longestExpression = 512
 
-// ParseExpression reads a program of classic BPF as tcpdump -ddd prints it: the number of instructions, and the code,
-// the two jumps and the constant of each, in lines or separated by commas. The error says what is wrong with it.
+// ParseExpression parses a classic BPF program as printed by tcpdump -ddd: the number of instructions, and the code,
+// the two jumps and the constant of each, in lines or separated by commas. The error explains what is wrong.
 func ParseExpression(text string) ([]bpf.Instruction, error) {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' })
 	if n := len(lines) - 1; n < 1 || n > longestExpression || strings.TrimSpace(lines[0]) != fmt.Sprint(n) {
@@ -50,15 +50,15 @@ func ParseExpression(text string) ([]bpf.Instruction, error) {
 			return nil, err
 		}
 	}
-	if _, err := bpf.NewVM(program); err != nil { // a jump to nowhere, for example
+	if _, err := bpf.NewVM(program); err != nil { // for example a jump out of the program
 		return nil, err
 	}
 	return program, nil
 }
 
-// expression translates a program of classic BPF for frames with an Ethernet header into a function of the hook's
-// context that returns 0 for a frame that does not match. It follows the kernel's cbpf_to_ebpf where classic BPF leaves
-// something open: a load behind the end of the frame, and a division by zero, end the program without a match.
+// expression translates a classic BPF program for frames with an Ethernet header into a function of the hook's context
+// that returns 0 for a frame that does not match. Where classic BPF leaves the behaviour open, it follows the kernel's
+// cbpf_to_ebpf: a load beyond the end of the frame and a division by zero end the program without a match.
 type expression struct {
 	hook chain.Hook
 	frag bool   // frames may be in several buffers: XDP only
@@ -66,7 +66,7 @@ type expression struct {
 	code asm.Instructions
 }
 
-// translateExpression returns the function, without name, with labels that begin with of. On XDP the program sees the
+// translateExpression returns the function without a name; its labels begin with of. On XDP the program sees only the
 // first buffer of a frame.
 func translateExpression(program []bpf.Instruction, hook chain.Hook, frags bool, of string) (asm.Instructions, error) {
 	x := expression{hook: hook, frag: frags, of: of}
@@ -93,7 +93,7 @@ func (x *expression) noMatch() string { return x.of + "no-match" }
 
 func scratch(n int) int16 { return int16(scratchAt - 4*n) }
 
-// usedScratch are the words of memory that a program reads; they are zero in the beginning.
+// usedScratch returns the memory words that a program reads, which are initially zero.
 func usedScratch(program []bpf.Instruction) map[int]bool {
 	used := map[int]bool{}
 	for _, ins := range program {
@@ -187,7 +187,7 @@ func (x *expression) load(to asm.Register, bytes int) error {
 	return nil
 }
 
-// extension loads what is not in the frame: its length.
+// extension loads a value that is not part of the frame: its length.
 func (x *expression) extension(e bpf.Extension) error {
 	switch {
 	case e != bpf.ExtLen:
@@ -243,7 +243,7 @@ func (x *expression) jump(i int, test bpf.JumpTest, yes, no uint8, to func(asm.J
 	x.add(to(j.op, x.place(i+1+int(yes))), asm.Ja.Label(x.place(i+1+int(no))))
 }
 
-// withExpressions puts the expressions of sessions in the place of the function that accepts all frames, at the head.
+// withExpressions replaces, at the head, the function that accepts all frames by the expressions of the sessions.
 func (l *linker) withExpressions(code asm.Instructions) (asm.Instructions, error) {
 	const name = "kerb_trace_head__" + matchesFunction
 	start := slices.IndexFunc(code, func(ins asm.Instruction) bool { return ins.Symbol() == name })

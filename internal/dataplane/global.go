@@ -14,7 +14,7 @@ import (
 )
 
 // standsAlone reports whether a function takes only numbers and the hook's context. Such a function may stay global:
-// the verifier then checks it by itself and once, which keeps large modules within its limits.
+// the verifier then checks it separately and only once, which keeps large modules within its limits.
 func standsAlone(fn *btf.Func) bool {
 	proto, ok := fn.Type.(*btf.FuncProto)
 	if !ok {
@@ -44,23 +44,23 @@ func isContext(t btf.Type) bool {
 	return ok && (s.Name == "__sk_buff" || s.Name == "xdp_md")
 }
 
-// A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The
-// verifier knows that of global functions from Linux 6.13 on, but not of those that write to a packet by
-// bpf_dynptr_write. Otherwise it lets the caller read through its old pointers, into memory that may be freed. There
-// the linker calls such a function through a static one, which calls a helper behind it that changes nothing, and after
-// which the verifier takes all packet pointers for invalid. That costs 32 bytes of stack. Built-in modules, of which
-// some have none left, do without: newer kernels verify the same code.
+// A global function that moves packet data invalidates the caller's packet pointers, as a helper that moves it does.
+// The verifier knows this of global functions from Linux 6.13 on, but not of those that write to a packet with
+// bpf_dynptr_write. Otherwise it lets the caller read through its old pointers, into memory that may be freed. In this
+// case the linker calls such a function through a static one, which then calls a helper that changes nothing but after
+// which the verifier considers all packet pointers invalid. That costs 32 bytes of stack. Built-in modules, some of
+// which have no stack left, are exempt: newer kernels verify the same code.
 
 const linux6_13 = 6<<16 | 13<<8
 
-// seesMoves reports whether the running kernel's verifier knows which global functions move packet data by other
+// seesMoves reports whether the running kernel's verifier knows which global functions move packet data with other
 // helpers.
 var seesMoves = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= linux6_13
 })
 
-// movingHelpers are the helpers of both hooks that end packet pointers (bpf_helper_changes_pkt_data).
+// movingHelpers are the helpers of both hooks that invalidate packet pointers (bpf_helper_changes_pkt_data).
 var movingHelpers = []asm.BuiltinFunc{
 	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead,
 	asm.FnSkbChangeTail,
@@ -68,8 +68,8 @@ var movingHelpers = []asm.BuiltinFunc{
 	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
 }
 
-// unseenMoves returns the functions of an object whose calls move packet data without the running kernel's verifier
-// knowing it.
+// unseenMoves returns the functions of an object that move packet data by calls which the running kernel's verifier
+// does not recognize.
 func unseenMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
 	moves := map[string]bool{}
 	if !seesMoves() {
@@ -91,7 +91,7 @@ func unseenMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
 	return moves
 }
 
-// callersOf returns the functions of an object that make a call, by themselves or by what they call.
+// callersOf returns the functions of an object that make a call, directly or indirectly.
 func callersOf(code asm.Instructions, call func(*asm.Instruction) bool) map[string]bool {
 	moves, callers := map[string]bool{}, map[string][]string{}
 	var found []string
@@ -140,12 +140,12 @@ func (l *linker) fence(code asm.Instructions, entry string, g *mapSet) (out asm.
 	return out
 }
 
-// contextOf returns which parameter of a function is the hook's context, -1 if none is.
+// contextOf returns the index of the parameter that is the hook's context, -1 if there is none.
 func contextOf(fn *btf.Func) int {
 	return slices.IndexFunc(fn.Type.(*btf.FuncProto).Params, func(p btf.FuncParam) bool { return isContext(p.Type) })
 }
 
-// fenced calls a function, and then a helper that fails before it does anything.
+// fenced calls a function, and then a helper that fails before it has an effect.
 func (l *linker) fenced(fn *btf.Func, to, name string) asm.Instructions {
 	proto := fn.Type.(*btf.FuncProto)
 	code := asm.Instructions{

@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// grace is the time that packets take which were under way when values changed. It passes in the background.
+// grace is the time until packets have left that were in flight when values changed. It passes in the background.
 type grace struct {
 	over chan struct{}
 	err  error // read after over
@@ -17,19 +17,19 @@ type grace struct {
 
 func newGrace() *grace { return &grace{over: make(chan struct{})} }
 
-// pass waits, so that the next change of values need not.
+// pass starts the wait, so that the next change of values need not wait.
 func (d *Dataplane) pass(g *grace) {
 	defer close(g.over)
 	g.err = d.awaitExpedited()
 }
 
-// awaitExpedited is awaitPackets, expedited if that is permitted.
+// awaitExpedited is awaitPackets, with expedited grace periods if permitted.
 func (d *Dataplane) awaitExpedited() error {
 	restore := d.expedite()
 	return errors.Join(awaitPackets(), restore())
 }
 
-// isOver reports whether all those packets have passed; after an error of the kernel it never does.
+// isOver reports whether all those packets have left; after a kernel error they never count as left.
 func (g *grace) isOver() bool {
 	if g == nil {
 		return false
@@ -42,8 +42,8 @@ func (g *grace) isOver() bool {
 	}
 }
 
-// settle returns when no packet is under way any more that has read values of before the last change. That is at once
-// unless one change follows the other within some milliseconds.
+// settle returns when no packet in flight reads values of before the last change. This is immediate unless another
+// change was made within the last few milliseconds.
 func (d *Dataplane) settle() error {
 	if d.grace.isOver() {
 		return nil
@@ -56,10 +56,10 @@ func (d *Dataplane) settle() error {
 	return nil
 }
 
-// awaitPackets returns when every packet that was under way has passed. Tests replace it.
+// awaitPackets returns when every packet in flight has left. Tests replace it.
 var awaitPackets = awaitGracePeriod
 
-// awaitGracePeriod waits for an RCU grace period, as the kernel does after a map of maps was changed.
+// awaitGracePeriod waits for an RCU grace period, as the kernel does after a change of a map of maps.
 func awaitGracePeriod() error {
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
 	one, err := ebpf.NewMap(inner)

@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A module on sockets may have a guard: a BPF program on an LSM hook that makes calls fail which its sockets cannot
-// serve. Few kernels refuse it, but without bpf among the LSMs that are active they attach it and never call it.
+// A module on sockets may have a guard: a BPF program on an LSM hook that rejects system calls which its sockets cannot
+// serve. Few kernels refuse to load it, but without bpf among the active LSMs they attach it and never call it.
 const (
 	guardPin     = "guard"     // the program
-	guardLinkPin = "guardlink" // pinned next to it, so that it goes with the chain
+	guardLinkPin = "guardlink" // pinned next to it, so that it is removed with the chain
 	guardedMap   = "guarded"
 )
 
@@ -35,7 +35,7 @@ var (
 	errNoGuard = errors.New("the kernel refused the guard when the module was loaded; the agent's log has the reason")
 )
 
-// loadGuard loads the program if the kernel lets it. The module runs without, too.
+// loadGuard loads the guard if the kernel allows it. The module also runs without it.
 func (s *sockets) loadGuard(g *mapSet, prog *ebpf.ProgramSpec) {
 	loaded, err := loadOn(g, prog)
 	if err != nil {
@@ -46,7 +46,7 @@ func (s *sockets) loadGuard(g *mapSet, prog *ebpf.ProgramSpec) {
 	s.progs[guardPin] = loaded
 }
 
-// attachGuard attaches the program and has the kernel call it.
+// attachGuard attaches the guard and triggers a call of it.
 func (s *sockets) attachGuard() (link.Link, error) {
 	prog := s.progs[guardPin]
 	switch {
@@ -104,8 +104,8 @@ func spliceNothing() error {
 }
 
 // setGuard attaches the guard of a pinned chain, if it is wanted or the connections rely on it: another chain on the
-// same maps may have one. A guard that is attached stays until its chain is removed: programs are enrolled, and splice
-// from the first call on, because it is there.
+// same maps may have one. An attached guard stays until its chain is removed: programs are enrolled, and may splice
+// from their first call on, because it exists.
 func (d *Dataplane) setGuard(s *sockets, dir string) error {
 	if s.maps[guardedMap] == nil {
 		return nil
@@ -128,7 +128,7 @@ func (d *Dataplane) setGuard(s *sockets, dir string) error {
 	switch {
 	case err == nil:
 		return nil
-	case reliedOn: // by the guard of the other chain, which must not be replaced by this one
+	case reliedOn: // on the other chain's guard, which must not be replaced by this one
 		return errors.Join(fmt.Errorf("keep splice(2) guarded: %w", err), s.setGuarded(guardCalled))
 	}
 	slog.Info("splice(2) is not guarded: programs that may use it stay on TCP unless allowed", "reason", err)
@@ -148,7 +148,7 @@ func (s *sockets) pinGuard(pin string) error {
 	return nil
 }
 
-// SetGuards attaches the guards of chains that an earlier agent has attached without.
+// SetGuards attaches the guards of chains that an earlier agent attached without.
 func (d *Dataplane) SetGuards() error {
 	chains, err := d.socketChains()
 	errs := []error{err}
@@ -164,7 +164,7 @@ func (d *Dataplane) SetGuards() error {
 	return errors.Join(errs...)
 }
 
-// Guard attaches the guard of the module until Close. It returns an error where the kernel does not load or call it.
+// Guard attaches the module's guard until Close. It returns an error if the kernel does not load or call it.
 func (l *LoadedSockets) Guard() error {
 	one, err := l.sockets.attachGuard()
 	if err == nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// labelled is a variable that modules have which label packets (kerb/deliver.h).
+// labelled is a variable of modules that label packets (kerb/deliver.h).
 const labelled = "kerb_labels"
 
 // Offsets in struct __sk_buff, whose layout is fixed: the parts of a split chain share no stack.
@@ -17,9 +17,8 @@ const (
 	skbCB1 = 52
 )
 
-// handOver finds out whether a part of a chain, with a further one behind it or not, takes target and label of packets
-// over from the part before, and hands them on. On XDP there is no place for a label in the context, and modules
-// redirect at once.
+// handOver determines whether a part of a split chain takes over target and label of packets from the part before, and
+// whether it passes them on to the next. On XDP the context has no room for a label, and modules redirect immediately.
 func (l *linker) handOver(first, last int, more bool) error {
 	l.takesOver, l.handsOver = l.mayBeRedirected(first), more && l.mayBeRedirected(last)
 	before := first
@@ -45,7 +44,7 @@ func (l *linker) handOver(first, last int, more bool) error {
 	return nil
 }
 
-// store hands target and label to the next part of a split chain.
+// store passes target and label to the next part of a split chain.
 func (l *linker) store() asm.Instructions {
 	return asm.Instructions{
 		l.loadContext(),
@@ -56,7 +55,7 @@ func (l *linker) store() asm.Instructions {
 	}
 }
 
-// restore takes target and label over from the part before.
+// restore takes over target and label from the part before.
 func (l *linker) restore() asm.Instructions {
 	return asm.Instructions{
 		l.loadContext(),

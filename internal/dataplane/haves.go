@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// haveTCX tries to attach to an interface that cannot exist: a kernel with TCX (6.6) says ENODEV, others EINVAL.
+// haveTCX tries to attach to an interface that cannot exist: a kernel with TCX (6.6) returns ENODEV, others EINVAL.
 var haveTCX = sync.OnceValue(func() bool {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, -1), asm.Return()}})
@@ -28,7 +28,7 @@ var haveTCX = sync.OnceValue(func() bool {
 	return errors.Is(err, unix.ENODEV)
 })
 
-// haveXDPFrags reports whether XDP programs may see packets in several buffers (Linux 5.18).
+// haveXDPFrags reports whether XDP programs support packets in several buffers (Linux 5.18).
 var haveXDPFrags = sync.OnceValue(func() bool {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, AttachType: ebpf.AttachXDP, Flags: xdpHasFrags,
 		License:      "Dual BSD/GPL",

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
-// Mode returns how programs run on a point: one of the modes; empty if nothing is on XDP.
+// Mode returns the mode in which programs run on a point; empty if there is nothing on XDP.
 func (d *Dataplane) Mode(p chain.Point) string { return d.on(p.Side).mode(p) }
 
 func (onXDP) mode(p chain.Point) string { return xdpModes[xdpOf(p.Ifindex).AttachMode] }
@@ -29,8 +29,8 @@ func (d onTC) mode(chain.Point) string {
 	return ModeClsact
 }
 
-// Programs lists what runs on a point in the order in which packets meet it, foreign programs included: "name (id 12)".
-// What cannot be read without permission is left out.
+// Programs lists the programs on a point in the order in which packets meet them, including foreign programs: "name (id
+// 12)". Programs that cannot be read without permission are left out.
 func (d *Dataplane) Programs(p chain.Point) []string { return d.on(p.Side).programs(p) }
 
 func (onXDP) programs(p chain.Point) []string {
@@ -47,7 +47,7 @@ func (d onTC) programs(p chain.Point) (out []string) {
 	return append(out, clsactPrograms(p)...)
 }
 
-// programs lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
+// programs lists the programs on sockets of a cgroup itself; those of parent cgroups run as well.
 func (onSockets) programs(p chain.Point) []string {
 	dir, err := dirOf(p)
 	if err != nil {
@@ -75,7 +75,7 @@ func queryPrograms(o link.QueryOptions) (out []string) {
 // xdpModes are XDP_ATTACHED_DRV and XDP_ATTACHED_SKB of if_link.h.
 var xdpModes = map[uint32]string{1: ModeXDPNative, 2: ModeXDPGeneric}
 
-// xdpOf returns what is on XDP, of Kerb or not.
+// xdpOf returns the program on XDP, whether it is Kerb's or not.
 func xdpOf(ifindex int) netlink.LinkXdp {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil || l.Attrs().Xdp == nil {
@@ -97,7 +97,7 @@ func clsactPrograms(p chain.Point) []string {
 	return out
 }
 
-// describeProgram names a program; its name needs CAP_SYS_ADMIN.
+// describeProgram returns a program's name, which requires CAP_SYS_ADMIN, and id.
 func describeProgram(id ebpf.ProgramID) string {
 	p, err := ebpf.NewProgramFromID(id)
 	if err != nil {

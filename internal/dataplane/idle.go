@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age reports every agePeriod which
-// ones are idle. User space removes them: syscall programs may not, and nothing else runs while a socket is idle.
+// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age finds idle sockets every
+// agePeriod. User space removes them: syscall programs may not, and no other program runs while a socket is idle.
 const agePeriod = time.Second
 
 // IdleAging ages the idle sockets of an attached module until Close.
@@ -23,8 +23,8 @@ type IdleAging struct {
 	done    chan struct{}
 }
 
-// AgeIdle removes idle sockets from the map of a chain until Close. It calls gaveUp if that fails for good. It returns
-// nil if the chain is not there, or its module has no program for it.
+// AgeIdle removes idle sockets from the map of a chain until Close. It calls gaveUp if that fails permanently. It
+// returns nil if the chain does not exist, or its module has no program for it.
 func (d *Dataplane) AgeIdle(spec chain.Spec, gaveUp func(error)) (*IdleAging, error) {
 	s, err := openSockets(d.layout.chain(spec))
 	if err != nil {
@@ -45,7 +45,7 @@ func (d *Dataplane) AgeIdle(spec chain.Spec, gaveUp func(error)) (*IdleAging, er
 	return t, nil
 }
 
-// Close may be called for nil.
+// Close may be called on nil.
 func (t *IdleAging) Close() {
 	if t == nil {
 		return
@@ -55,7 +55,7 @@ func (t *IdleAging) Close() {
 	t.sockets.Close()
 }
 
-// ageIdle ages periodically, until ctx ends or it fails.
+// ageIdle removes idle sockets periodically, until ctx ends or it fails.
 func (s *sockets) ageIdle(ctx context.Context, every time.Duration) error {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -71,8 +71,8 @@ func (s *sockets) ageIdle(ctx context.Context, every time.Duration) error {
 	}
 }
 
-// age takes out the sockets that the program finds, and those that an agent had found which was killed. More than fit
-// into drained are found a second later.
+// age removes the sockets that the program finds, and those that a killed agent had found. If there are more than
+// drained has room for, the rest is found a second later.
 func (s *sockets) age() error {
 	if _, err := s.progs[agePin].Run(&ebpf.RunOptions{}); err != nil {
 		return fmt.Errorf("find idle sockets: %w", err)

@@ -7,14 +7,14 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// A small function costs less than the call to it, so the linker writes the head and small modules straight into the
-// entry. Their frames then lie over each other at the top of the entry's, with the packet context below all of them.
+// A small function costs less than the call to it, so the linker inlines the head and small modules into the entry.
+// Their frames overlap at the top of the entry's frame, with the packet context below all of them.
 const (
 	inlineMost  = 512 // instructions; jumps in the entry reach 32,767
-	inlineStack = 192 // bytes; what modules that are called have left is 512 less this and the context
+	inlineStack = 192 // bytes; modules that are called have 512 less this and the context
 )
 
-// body is a function of the chain and how it is reached.
+// body is a function of the chain, inlined or called.
 type body struct {
 	symbol string
 	own    asm.Instructions // the function itself
@@ -38,8 +38,8 @@ func newBody(symbol string, code asm.Instructions) body {
 	return b
 }
 
-// stackOf is an upper bound of the stack that a function uses: the lowest offset from the frame pointer, in accesses
-// and, if its address is taken, in any subtraction.
+// stackOf returns an upper bound of a function's stack: the lowest offset from the frame pointer in accesses and, if
+// its address is taken, in any subtraction.
 func stackOf(code asm.Instructions) int32 {
 	lowest, taken := int32(0), false
 	for _, ins := range code {
@@ -59,7 +59,7 @@ func stackOf(code asm.Instructions) int32 {
 	return (-lowest + 7) &^ 7
 }
 
-// inlined is the function with its name as a line of source only, its ends replaced by jumps to a label.
+// inlined returns the function with its name only as a source line, and its exits replaced by jumps to a label.
 func (b body) inlined(end string) asm.Instructions {
 	code := make(asm.Instructions, len(b.own))
 	copy(code, b.own)
@@ -78,7 +78,7 @@ func (b body) inlined(end string) asm.Instructions {
 	return code
 }
 
-// rest is what has to stand elsewhere in the program.
+// rest returns the code that has to be outside the entry.
 func (b body) rest() asm.Instructions {
 	if b.inline {
 		return b.others

@@ -21,14 +21,14 @@ import (
 // traceKernel is the position of the event of a packet that the kernel dropped after the last chain.
 const traceKernel = 0xfe
 
-// ErrKernelDrops reports that this kernel does not show which packets it drops, and why it does not.
+// ErrKernelDrops reports that this kernel does not show which packets it drops, and why.
 var ErrKernelDrops = errors.New("the kernel does not show what it drops")
 
-// KernelDropped reports whether the event is that the kernel dropped the packet, after its last chain.
+// KernelDropped reports whether the event is a drop by the kernel, after the packet's last chain.
 func (e TraceEvent) KernelDropped() bool { return e.Position == traceKernel }
 
-// KernelReason returns the reason of such an event as the kernel names it, NO_SOCKET, and the function of the kernel in
-// which the packet was dropped.
+// KernelReason returns the reason of such an event by its kernel name, such as NO_SOCKET, and the kernel function that
+// dropped the packet.
 func (e TraceEvent) KernelReason() (reason, function string) {
 	name, _, _ := bytes.Cut(e.Bytes, []byte{0})
 	reasons, _ := kernelReasons()
@@ -38,7 +38,7 @@ func (e TraceEvent) KernelReason() (reason, function string) {
 	return strconv.FormatUint(e.NoteWord, 10), string(name)
 }
 
-// kernelReasons are the names that the running kernel has for reasons. Their numbers change from version to version.
+// kernelReasons are the running kernel's names of drop reasons, whose numbers change between versions.
 var kernelReasons = sync.OnceValues(func() (map[uint64]string, error) {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -56,7 +56,7 @@ var kernelReasons = sync.OnceValues(func() (map[uint64]string, error) {
 	return out, nil
 })
 
-// kernelDrops reports packets that the kernel drops. It has no pin: with the agent it ends, too.
+// kernelDrops reports packets that the kernel drops. It is not pinned: it ends with the agent.
 type kernelDrops struct {
 	programs *ebpf.Collection
 	link     link.Link
@@ -69,7 +69,7 @@ func (k *kernelDrops) Close() {
 	k.programs.Close()
 }
 
-// watchKernel has the kernel report what it drops, to sessions that want it. ErrKernelDrops: it does not.
+// watchKernel makes the kernel report drops to sessions that want them. It returns ErrKernelDrops if it cannot.
 func (t *tracer) watchKernel() error {
 	if t.kernel != nil {
 		return nil
@@ -96,7 +96,7 @@ func (t *tracer) watchKernel() error {
 	return nil
 }
 
-// ignoreKernel ends the reports unless a session wants them.
+// ignoreKernel ends the reports unless another session wants them.
 func (t *tracer) ignoreKernel() {
 	for _, s := range t.sessions {
 		if s != nil && s.filter.After {

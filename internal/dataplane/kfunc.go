@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Data planes call functions of the kernel by numbers that no helper has. The loader of objects would otherwise look
-// for the functions among the kernel's types, and those of all its modules, whenever a chain is linked.
+// Data planes call kernel functions by numbers that no helper has. Otherwise the loader of objects would search for the
+// functions among the types of the kernel and all its modules whenever a chain is linked.
 const (
 	castNumber = 0x6b6572 // bpf_cast_to_kern_ctx
 	pullNumber = 0x6b6573 // bpf_xdp_pull_data: KERB_PULL in kerb/parse.h
 )
 
-// xdpPull is the type of bpf_xdp_pull_data (Linux 6.18), 0 if the kernel has none.
+// xdpPull is the type of bpf_xdp_pull_data (Linux 6.18), 0 if the kernel does not have it.
 var xdpPull = sync.OnceValue(func() btf.TypeID {
 	types, err := btf.LoadKernelSpec()
 	if err != nil {
@@ -37,8 +37,8 @@ var xdpPull = sync.OnceValue(func() btf.TypeID {
 // CanPullXDP reports whether XDP programs can pull headers into the linear part.
 func CanPullXDP() bool { return xdpPull() != 0 }
 
-// LinkKernelFunctions puts the functions of the running kernel where code calls their numbers. A cast that the kernel
-// cannot do stays, in code that is not reached; a pull is an error instead.
+// LinkKernelFunctions replaces the numbers in calls by functions of the running kernel. A cast that the kernel does not
+// support stays, in code that is not reached; a pull is an error instead.
 func LinkKernelFunctions(code asm.Instructions) {
 	for i := range code {
 		ins := &code[i]

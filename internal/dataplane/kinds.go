@@ -12,9 +12,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// Small modules ask, each again, what kind of packet they have. A chain of such modules has copies of them for the
-// kinds that nearly all packets are of, in which the answers are known. The code for verdicts other than NEXT
-// is there once: what continues with another module continues with the general one.
+// Each small module checks again what kind of packet it has. A chain of such modules contains copies of them for the
+// kinds of nearly all packets, in which the results of these checks are constants. The code for verdicts other than
+// NEXT exists once: what continues with another module continues with the general one.
 
 // kinds are the four bytes of struct kerb_pkt from family on: family, proto, flags, outcome.
 var kinds = [][4]byte{
@@ -22,11 +22,11 @@ var kinds = [][4]byte{
 }
 
 const (
-	kindMost   = 512 // instructions of the modules, their functions included
-	kindChecks = 3   // what the modules ask at least: fewer save less than it takes to find the kind
+	kindMost   = 512 // instructions of the modules, including their functions
+	kindChecks = 3   // minimum checks of the modules: fewer save less than it takes to find the kind
 )
 
-// hasKinds reports whether a chain has copies of its modules. Those that trace or measure show each module once.
+// hasKinds reports whether a chain has copies of its modules. Chains that trace or measure have each module once.
 func (l *linker) hasKinds(modules []body) bool {
 	size, checks := 0, 0
 	for _, m := range modules {
@@ -55,7 +55,7 @@ func (l *linker) kindChecks(code asm.Instructions) (n int) {
 	return n
 }
 
-// dispatch goes to the copies for the kind of the packet, if there are some.
+// dispatch jumps to the copies for the kind of the packet, if there are any.
 func (l *linker) dispatch() asm.Instructions {
 	l.facts = map[string][]optimize.Fact{}
 	code := asm.Instructions{l.loadPkt(asm.R1, l.kind)}
@@ -71,7 +71,7 @@ func (l *linker) dispatch() asm.Instructions {
 
 func kindLabel(kind, module int) string { return fmt.Sprintf("kind%d_%d", kind, module) }
 
-// copies are the modules for each kind.
+// copies generates the modules for each kind.
 func (l *linker) copies(first int, modules []body, end string) (code asm.Instructions) {
 	size := 0
 	for _, m := range modules {

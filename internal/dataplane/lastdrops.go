@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A chain keeps the last packets that its modules dropped, or for which they returned no verdict, in 10 KiB behind its
-// counts (bpf/chain_drops.h). When it is removed, as after most changes, the agent keeps them.
+// A chain keeps the last packets that its modules dropped, or for which they returned no valid verdict, in 10 KiB after
+// its counters (bpf/chain_drops.h). When the chain is removed, as after most changes, the agent keeps them.
 
 // Numbers shared with chain_drops.h.
 const (
@@ -48,26 +48,28 @@ type lastDrops struct {
 
 var lastDropsSize = uint32(binary.Size(lastDrops{}))
 
-// keepsDrops reports whether a map of counts has dropped packets, too. Those of older agents are lines of a cache.
+// keepsDrops reports whether a counter map also has dropped packets. Maps of older agents are only as large as cache
+// lines.
 func keepsDrops(m *ebpf.Map) bool {
 	return m.Type() == ebpf.Array && m.ValueSize()%8 == 0 && m.ValueSize()%64 != 0
 }
 
-// DroppedPacket is a packet that a module dropped, or for which it returned no verdict, as the module left it.
+// DroppedPacket is a packet that a module dropped, or for which it returned no valid verdict, in its state after the
+// module.
 type DroppedPacket struct {
 	Module    string
 	Side      chain.Side
 	Direction chain.Direction
 	Time      uint64 // ns, CLOCK_MONOTONIC
-	Ifindex   uint32 // that the chain is attached to
+	Ifindex   uint32 // of the interface that the chain is attached to
 	Len       uint32 // bytes of the frame
 	Reason    uint16 // enum kerb_drop_reason
-	Key, Note uint16 // of the module (kerb_drop_noted); without a note both are 0
-	Passed    bool   // it was not dropped: the module fails open
+	Key, Note uint16 // of the module (kerb_drop_noted); both are 0 without a note
+	Passed    bool   // not dropped, because the module fails open
 	Frame     []byte // at most the first 128 bytes
 }
 
-// LastDrops returns the last packets that modules dropped, oldest first: a sample if they drop many. Some are of
+// LastDrops returns the last packets that modules dropped, oldest first: a sample if they drop many. Some may be of
 // modules that have been deleted.
 func (d *Dataplane) LastDrops() ([]DroppedPacket, error) {
 	d.counts.mu.Lock()

@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// The timed copy of a chain keeps the last packets that took long (bpf/chain_slow.h), with what each module did. When
-// the chain is removed, as after most changes, the agent keeps them.
+// The timed copy of a chain keeps the last slow packets (bpf/chain_slow.h), with the verdict and time of each module.
+// When the chain is removed, as after most changes, the agent keeps them.
 
 // Numbers shared with chain_slow.h.
 const (
@@ -35,32 +35,32 @@ type slowEntry struct {
 	Frame [slowBytes]byte // or a traceEvent
 }
 
-// event is the event that the entry has.
+// event returns the trace event in the entry.
 func (e slowEntry) event() (out traceEvent, err error) {
 	_, err = binary.Decode(e.Frame[:], binary.NativeEndian, &out)
 	return out, err
 }
 
-// slowPrefix begins the name of the pin of slow packets, in the directory of a chain. Behind it is how long they took
-// at least, in ns.
+// slowPrefix begins the name of the pin of slow packets in the directory of a chain. The rest of the name is their
+// minimum time in ns.
 const slowPrefix = "slow-"
 
 func slowPin(slower time.Duration) string { return slowPrefix + strconv.FormatInt(int64(slower), 10) }
 
-// slowEntries is how many a map of slow packets has: one for itself, and those of packets that CPUs work on, of the
-// last one of each module, and of those before.
+// slowEntries is the number of entries of a map of slow packets: one for the map itself, those of packets that CPUs are
+// processing, of the last one of each module, and of earlier ones.
 func slowEntries(cpus, modules int) uint32 {
 	return uint32(1 + (cpus+modules+slowBefore)*(slowHead+modules))
 }
 
-// SlowPacket is a packet that took long in a chain.
+// SlowPacket is a packet that was slow in a chain.
 type SlowPacket struct {
 	Chain  chain.Spec
-	Took   time.Duration // in the parser, the modules, and what performs their verdict
-	Events []TraceEvent  // as those of a trace of this chain alone; Elapsed has no time for the clock
+	Took   time.Duration // in the parser, the modules, and the execution of their verdict
+	Events []TraceEvent  // as in a trace of this chain alone; Elapsed excludes reading the clock
 }
 
-// LastSlow returns the last packets that were measured and took longer than their chain's limit, oldest first.
+// LastSlow returns the last measured packets that took longer than their chain's limit, oldest first.
 func (d *Dataplane) LastSlow() ([]SlowPacket, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
@@ -98,8 +98,8 @@ func sortSlow(all []SlowPacket) {
 	slices.SortFunc(all, func(a, b SlowPacket) int { return cmp.Compare(a.Events[0].Time, b.Events[0].Time) })
 }
 
-// readSlow reads the packets of a chain, oldest first; none from a chain that keeps none, or in another layout, as an
-// agent of another version does: such a chain has to be removed nevertheless.
+// readSlow reads the packets of a chain, oldest first. It returns none for a chain that keeps none, or whose layout is
+// that of another agent version: such a chain must be removable nevertheless.
 func readSlow(m *ebpf.Map, spec chain.Spec) (out []SlowPacket, err error) {
 	if m == nil {
 		return nil, nil
@@ -124,7 +124,7 @@ func readSlow(m *ebpf.Map, spec chain.Spec) (out []SlowPacket, err error) {
 	return out, nil
 }
 
-// readSlowPacket reads a packet, which may be overwritten meanwhile: then it has no events.
+// readSlowPacket reads a packet, which may be overwritten in the meantime: then it has no events.
 func readSlowPacket(m *ebpf.Map, spec chain.Spec, packet int) (p SlowPacket, err error) {
 	all := make([]slowEntry, slowHead+len(spec.Members))
 	first := 1 + packet*len(all)
@@ -162,7 +162,7 @@ func readSlowPacket(m *ebpf.Map, spec chain.Spec, packet int) (p SlowPacket, err
 	return p, nil
 }
 
-// openMeasurements opens what the timed copy of the chain in a directory has written; maps that are not there are nil.
+// openMeasurements opens the maps that the timed copy of a chain has written; missing maps are nil.
 func openMeasurements(dir string) (m measurements, err error) {
 	if m.latency, err = pinnedMap(filepath.Join(dir, latencyPin)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return m, err

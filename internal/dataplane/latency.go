@@ -17,9 +17,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// A chain sends one of SamplePeriod packets through a timed copy of itself, which measures how long each module takes
-// (bpf/chain_latency.h). The copy is linked after the chain is in force, so that it delays no change. Until then, the
-// table that the chain looks for it in is empty, and no packet is measured.
+// A chain sends one packet in SamplePeriod through a timed copy of itself, which measures the time of each module
+// (bpf/chain_latency.h). The copy is linked after the chain is in effect, so that it delays no change. Until then the
+// chain's tail-call table is empty, and no packet is measured.
 const (
 	samplesMap = "kerb_samples"
 	samplesPin = "samples" // in the directory of a chain
@@ -53,7 +53,7 @@ func (l Latency) plus(o Latency) Latency {
 	return l
 }
 
-// readLatency returns the latency of a chain, and behind it that of each member.
+// readLatency returns the latency of a chain, followed by those of its members.
 func readLatency(m *ebpf.Map) ([]Latency, error) {
 	out := make([]Latency, m.MaxEntries())
 	var perCPU []Latency
@@ -68,8 +68,8 @@ func readLatency(m *ebpf.Map) ([]Latency, error) {
 	return out, nil
 }
 
-// haveSampling reports whether a program with functions may make tail calls: not on arm64 before Linux 6.0, and not
-// without the JIT compiler.
+// haveSampling reports whether a program with functions may make tail calls, which arm64 cannot before Linux 6.0, and
+// no architecture without the JIT compiler.
 var haveSampling = sync.OnceValue(func() bool {
 	table, err := newSamples(1)
 	if err != nil {
@@ -96,7 +96,7 @@ var haveSampling = sync.OnceValue(func() bool {
 	return true
 })
 
-// newSamples returns a table for the parts of a timed copy, of which the first one is its entry.
+// newSamples returns a table for the parts of a timed copy; the first one is its entry.
 func newSamples(parts int) (*ebpf.Map, error) {
 	return ebpf.NewMap(&ebpf.MapSpec{Name: samplesMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4,
 		MaxEntries: uint32(parts)})
@@ -117,7 +117,7 @@ func (c *linkedChain) addSamples(l *linker) (err error) {
 // sampled reports whether a program sends packets to the timed copy.
 func (l *linker) sampled(first int) bool { return first == 0 && l.samples != nil && !l.timed }
 
-// sample is the way to the timed copy, and back if there is none.
+// sample generates the jump to the timed copy, which continues here if there is none.
 func (l *linker) sample(first int) asm.Instructions {
 	if !l.sampled(first) {
 		return nil
@@ -145,7 +145,7 @@ func (m measurements) Close() {
 	}
 }
 
-// newMeasurements creates the maps for a chain, but for the latency if it has some.
+// newMeasurements creates the maps for a chain, except for the latency if it exists.
 func (l *linker) newMeasurements(m measurements) (measurements, error) {
 	var err error
 	if m.latency == nil {
@@ -167,8 +167,9 @@ func (l *linker) newMeasurements(m measurements) (measurements, error) {
 	return m, nil
 }
 
-// linkTimed links the timed copy of a chain and puts it into the chain's table. It keeps packets that take longer than
-// slower. It takes m, whose latency continues if it has one, and returns what the copy writes.
+// linkTimed links the timed copy of a chain and puts it into the chain's table. The copy keeps packets that take longer
+// than slower. linkTimed takes ownership of m, whose latency continues if it has one, and returns the maps that the
+// copy writes.
 func linkTimed(plain *linkedChain, members []*mapSet, parts int, slower time.Duration, m measurements,
 	pin func(measurements) error) (measurements, error) {
 	l, err := newLinker(plain.spec, members)
@@ -196,8 +197,8 @@ func linkTimed(plain *linkedChain, members []*mapSet, parts int, slower time.Dur
 	return m, nil
 }
 
-// Time has a chain measure the latency of its modules, and keep packets that take longer than slower, unless it does so
-// already. It may be called while other methods run, but not twice at once.
+// Time makes a chain measure the latency of its modules, and keep packets that take longer than slower, unless it
+// already does. Other methods may run concurrently, but not another Time.
 func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module, slower time.Duration) error {
 	dir := d.layout.chain(spec)
 	plain, parts, err := openPlain(spec, dir)
@@ -234,7 +235,7 @@ func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module, slower time
 	return nil
 }
 
-// pinMeasured pins what a timed copy writes in the directory of its chain.
+// pinMeasured pins the maps of a timed copy in the directory of its chain.
 func pinMeasured(dir string, slower time.Duration, m measurements) error {
 	old, _ := filepath.Glob(filepath.Join(dir, slowPrefix+"*"))
 	for _, pin := range old {
@@ -248,7 +249,7 @@ func pinMeasured(dir string, slower time.Duration, m measurements) error {
 	return pinCopy(m.slow, filepath.Join(dir, slowPin(slower)))
 }
 
-// gone is no error if the chain was removed meanwhile.
+// gone returns no error if the chain was removed in the meantime.
 func gone(dir string, err error) error {
 	if _, missing := os.Stat(dir); errors.Is(missing, os.ErrNotExist) {
 		return nil

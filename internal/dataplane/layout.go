@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// layout is the one place that knows the pins' names. bpffs refuses dots in names.
+// layout defines the names of all pins. bpffs rejects dots in names.
 //
 //	<root>/modules/<module>/<map set>/<map>     every map that the map set uses, carried-over ones included
 //	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
@@ -54,12 +54,12 @@ func (l layout) chainDir(s chain.Spec, id string) string {
 
 const vethSuffix = "-veth"
 
-// entryPin is the first program of a chain's directory.
+// entryPin is the first program in a chain's directory.
 func entryPin(dir string) string { return filepath.Join(dir, "prog0") }
 
 func (l layout) link(p chain.Point) string { return filepath.Join(l.links(), p.String()) }
 
-// temp is where a directory is built before it is renamed to its place.
+// temp is where a directory is built before it is renamed into place.
 func temp(path string) string {
 	return filepath.Join(filepath.Dir(path), tempPrefix+filepath.Base(path))
 }
@@ -91,7 +91,7 @@ func parseMemberPin(name string) (chain.Member, bool) {
 	return chain.Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
 }
 
-// parseChainPin reads SIDE_DIRECTION_ID; the direction of chains that reply by a redirect ends with vethSuffix.
+// parseChainPin parses SIDE_DIRECTION_ID; the direction of chains that reply by redirect ends with vethSuffix.
 func parseChainPin(name string) (spec chain.Spec, id string, ok bool) {
 	parts := strings.Split(name, "_")
 	if len(parts) != 3 {
@@ -114,7 +114,7 @@ func parsePoint(name string) (chain.Point, bool) {
 	return chain.Point{Ifindex: n, Side: chain.Side(side)}, true
 }
 
-// parseCgroupPoint reads what follows cgroup. The module comes last, as its name may have underscores.
+// parseCgroupPoint parses the part after cgroup. The module comes last, as its name may contain underscores.
 func parseCgroupPoint(name string) (chain.Point, bool) {
 	parts := strings.SplitN(name, "_", 3)
 	if len(parts) != 3 {

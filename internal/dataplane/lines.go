@@ -9,11 +9,11 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// What is written into the entry has no name of its own in the kernel. Source lines say where it begins, for
-// `bpftool prog dump` and for profilers that look addresses up in them: the line is the name that its function would
-// have, and the name of the entry where that continues.
+// Code that is inlined into the entry has no name of its own in the kernel. Source lines mark where it begins, for
+// `bpftool prog dump` and for profilers that use them to look up addresses: the line is the name of the inlined
+// function, and the name of the entry where the entry continues.
 
-// markEntry gives what is generated for the entry its name, wherever it may follow other code: at labels.
+// markEntry marks the generated code of the entry with its name wherever it may follow other code: at labels.
 func (l *linker) markEntry(code asm.Instructions) {
 	var name fmt.Stringer = asm.Comment(programName(l.spec)) // one value for all
 	for i := range code {
@@ -24,8 +24,8 @@ func (l *linker) markEntry(code asm.Instructions) {
 }
 
 // addLines gives functions without source lines their name as a line: built-in modules have no lines, and the kernel
-// wants one for each function if there is one for any, as of other modules or where CO-RE has changed an instruction.
-// Lines that repeat the one before are removed.
+// requires one for each function if any function has one, as those of other modules or after CO-RE relocations.
+// Repeated lines are removed.
 func addLines(code asm.Instructions) {
 	var last fmt.Stringer
 	for i := range code {

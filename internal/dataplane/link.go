@@ -24,42 +24,42 @@ const (
 	exits          = 4 // counts of a module: drop, reply, redirect, deferred redirect
 )
 
-// Actions of the hooks when every module said NEXT, and when a packet must not pass.
+// Actions of the hooks after NEXT from every module, and for packets that must not pass.
 const (
 	xdpPass, xdpDrop = 2, 1
 	tcNext, tcShot   = -1, 2
 )
 
-// linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and
-// packet pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands
-// alone stays global.
+// linker combines the code of a chain. Functions become static: the verifier then checks them in the caller's context,
+// and packet pointers in the context, which is on the entry's stack, stay known from module to module. Only functions
+// that stand alone stay global.
 type linker struct {
 	spec   chain.Spec
 	object *ebpf.CollectionSpec // chain.bpf.c; other linkers use it, too
 	maps   map[string]*ebpf.Map // of chain.bpf.c
-	// of the program that is being linked (kinds.go)
+	// state of the program that is being linked (kinds.go)
 	facts   map[string][]optimize.Fact
 	members []*mapSet
-	objects map[*mapSet]*ebpf.CollectionSpec // of members, for the hook, as far as they were needed
+	objects map[*mapSet]*ebpf.CollectionSpec // of members, for the hook, loaded on demand
 	traced  int32                            // number of the chain in a trace, 0 for none
-	parts   int                              // that the chain is known to need, 0 if nothing is known
+	parts   int                              // the number that the chain is known to need, 0 if unknown
 	frags   bool
 	context *btf.Struct // of the hook: struct __sk_buff or struct xdp_md
 	pktSize int32       // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags, kind int16
-	note                     int16              // behind it, in a traced chain: what a module noted
+	note                     int16              // after it, in a traced chain: what a module noted
 	frame                    int32              // bytes from the frame pointer of the entry down to the packet context
-	plain                    *linkedChain       // whose counters a traced or timed one uses; nil: new ones
+	plain                    *linkedChain       // whose counters a traced or timed chain uses; nil: new ones
 	expressions              sessionExpressions // of a traced chain
 	functions                bool               // modules are not inlined
-	uncounted                bool               // packets are not counted: to measure what that costs
+	uncounted                bool               // packets are not counted, to measure what counting costs
 	samples                  *ebpf.Map          // the timed copy's programs; nil: no packet runs in a copy
 	timed                    bool               // this is the copy
 	slower                   time.Duration      // of packets that it keeps
 	background               bool               // no change waits for it
 	exits                    []int              // members with kerb_exit
-	takesOver, handsOver     bool               // target and label of packets: this part from the one before, to the next
+	takesOver, handsOver     bool               // of target and label: from the part before, to the next one
 }
 
 func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
@@ -70,9 +70,9 @@ func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
 	return newLinkerFor(spec, members, frags)
 }
 
-// newLinkerFor prepares to link a chain of members, in the order in which packets meet them. frags takes the head for
-// XDP programs that accept packets in several buffers (Linux 5.18). Offsets in struct kerb_pkt come from the BTF of
-// the head, not from a copy of the layout in Go.
+// newLinkerFor prepares to link a chain of members in packet order. frags selects the head for XDP programs that accept
+// packets in several buffers (Linux 5.18). Offsets in struct kerb_pkt come from the head's BTF, not from a copy of the
+// layout in Go.
 func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, error) {
 	l := &linker{spec: spec, members: members, objects: map[*mapSet]*ebpf.CollectionSpec{},
 		maps: map[string]*ebpf.Map{}, frags: frags}
@@ -104,14 +104,14 @@ func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, erro
 	return l, err
 }
 
-// link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
-// into the next slot of parts.
+// link generates the program for some members of the chain. Unless they are the last ones, it ends with a tail call to
+// the next slot of parts.
 func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructions, error) {
 	if err := l.handOver(first, last, parts != nil); err != nil {
 		return nil, err
 	}
 	parser := "kerb_head"
-	if first > 0 { // what cannot be parsed has been counted
+	if first > 0 { // packets that cannot be parsed have been counted
 		parser = "kerb_head_again"
 	}
 	code, err := l.function(l.object, parser, parser, nil)
@@ -146,7 +146,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	for _, m := range modules {
 		out = append(out, m.rest())
 	}
-	if len(modules) == 0 { // the kernel refuses functions that are never called
+	if len(modules) == 0 { // the kernel rejects functions that are never called
 		return optimize.Called(out...), nil
 	}
 	out = append(out, verdict.rest(), exits)
@@ -162,7 +162,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	return optimize.Called(out...), nil
 }
 
-// begin is the function that comes before the head.
+// begin generates the function before the head.
 func (l *linker) begin(first int) string {
 	switch {
 	case first > 0 || l.uncounted:
@@ -205,7 +205,7 @@ func sequence(first, last int) (all []int) {
 	return all
 }
 
-// module returns the code of a member, with every name prefixed by its place in the chain.
+// module returns the code of a member, with every name prefixed by its position in the chain.
 func (l *linker) module(i int) (asm.Instructions, error) {
 	g := l.members[i]
 	if g.ID == UnavailableID {
@@ -241,7 +241,7 @@ func (l *linker) objectOf(i int) (spec *ebpf.CollectionSpec, err error) {
 	return l.objects[g], nil
 }
 
-// withParser adds the parser to a module that calls it, which only the adaptor of programs that were not made for Kerb
+// withParser adds the parser to a module that calls it, which only the adaptor for programs that were not made for Kerb
 // does.
 func (l *linker) withParser(code asm.Instructions, symbol string) (asm.Instructions, error) {
 	parser := symbol + "__kerb_parse_again"
@@ -266,8 +266,8 @@ func checkLicense(license string) error {
 	return fmt.Errorf("licence %q is not GPL-compatible: %w", license, ErrLicense)
 }
 
-// function returns an entry with all functions it needs, renamed to prefix (the entry) and prefix__name (the others),
-// with its maps put in.
+// function returns an entry with all functions that it needs, renamed to prefix (the entry) and prefix__name (the
+// others), and with its maps resolved.
 func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *mapSet) (asm.Instructions, error) {
 	prog := spec.Programs[entry]
 	if prog == nil {
@@ -322,7 +322,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ma
 	return code, nil
 }
 
-// mapOf returns the map of a member that an instruction names, or of the chain itself if g is nil.
+// mapOf returns the map that an instruction names: of a member, or of the chain itself if g is nil.
 func (l *linker) mapOf(name string, g *mapSet) (*ebpf.Map, error) {
 	m := l.maps[name]
 	if g != nil {
@@ -334,7 +334,7 @@ func (l *linker) mapOf(name string, g *mapSet) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// callFlags are what kerb_verdict is to know of module i and the hook.
+// callFlags tell kerb_verdict about module i and the hook.
 func (l *linker) callFlags(i int) (flags int32) {
 	if l.spec.Side == chain.OnTCEgress {
 		flags |= callTCEgress
@@ -355,8 +355,8 @@ func (l *linker) action(xdp, tc int32) int32 {
 	return tc
 }
 
-// missingPart returns the verdict for a tail call that fails: the kernel allows 33 in a row, and an empty slot falls
-// through. Packets are dropped if any member is to fail closed.
+// missingPart returns the verdict for a failed tail call: the kernel allows 33 in a row, and an empty slot falls
+// through. Packets are dropped if any member fails closed.
 func (l *linker) missingPart() int32 {
 	for _, m := range l.spec.Members {
 		if m.FailClosed {
@@ -366,8 +366,9 @@ func (l *linker) missingPart() int32 {
 	return l.action(xdpPass, tcNext)
 }
 
-// entryType is the BTF of the generated entry, int kerb_<chain>(struct __sk_buff *ctx), or struct xdp_md: the name that
-// bpftool and perf show. The kernel gives programs that observe this one the packet only if the type is the hook's own.
+// entryType is the BTF of the generated entry, int kerb_<chain>(struct __sk_buff *ctx) or struct xdp_md: the name that
+// bpftool and perf show. The kernel passes the packet to programs that observe this one only if the type is the hook's
+// own.
 func (l *linker) entryType() *btf.Func {
 	return functionType(programName(l.spec), btf.GlobalFunc, "ctx", l.context)
 }
@@ -386,7 +387,7 @@ func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSp
 	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code,
 		ByteOrder: l.object.ByteOrder}
 	if l.spec.Side == chain.OnXDP {
-		// One attach type for good: the kernel refuses to replace programs of different ones.
+		// One fixed attach type: the kernel refuses to replace a program by one with another type.
 		spec.Type, spec.AttachType = ebpf.XDP, ebpf.AttachXDP
 		if l.frags {
 			spec.Flags |= xdpHasFrags

@@ -15,19 +15,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// linkAge is how long a link on an interface counts as what it was when Kerb read or changed it last. To read one, the
-// kernel takes the lock of all network configuration (tcx_link_fill_info), for which many processes wait while many
-// pods start, and each change asks for all links. Changes of a link by other programs are noticed that much later.
-// Interfaces that vanish, even if others have their indexes since, and pins that are removed are noticed at once.
-// Tests replace it.
+// linkAge is how long the cached state of a link on an interface is valid after Kerb read or changed it. To read a
+// link, the kernel takes the lock of all network configuration (tcx_link_fill_info), for which many processes wait
+// while many pods start, and each change needs all links. Changes of a link by other programs are noticed up to this
+// much later. Interfaces that vanish, even if their indexes have been reused, and removed pins are noticed immediately.
+// Tests replace linkAge.
 var linkAge = time.Second
 
-// knownLinks are links as they were read or changed last. They are safe for concurrent use.
+// knownLinks caches links as they were last read or changed. It is safe for concurrent use.
 type knownLinks struct {
 	mu      sync.Mutex
 	by      map[chain.Point]knownLink
-	removed *removals // nil: nothing is known for longer than it takes to read it
-	count   uint64    // of times that removed interfaces were read
+	removed *removals // nil: nothing is cached
+	count   uint64    // number of times that removed interfaces were read
 }
 
 type knownLink struct {
@@ -35,7 +35,7 @@ type knownLink struct {
 	at time.Time
 }
 
-// forgetRemoved forgets the links of interfaces that were removed since it was called last.
+// forgetRemoved forgets the links of interfaces that were removed since the last call.
 func (k *knownLinks) forgetRemoved() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,8 +64,8 @@ func (k *knownLinks) removals() uint64 {
 	return k.count
 }
 
-// setRead notes a link that was read after removals returned before. If interfaces were removed since, it may be of one
-// of them.
+// setRead caches a link that was read after removals returned before. If interfaces have been removed since, the link
+// may belong to one of them, and is not cached.
 func (k *knownLinks) setRead(a chain.Attached, before uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -81,7 +81,7 @@ func (k *knownLinks) get(p chain.Point) (chain.Attached, bool) {
 	return known.Attached, ok && time.Since(known.at) < linkAge
 }
 
-// set notes a link, unless it is on sockets: those are read each time, without that lock.
+// set caches a link, unless it is on sockets: those are read each time, without that lock.
 func (k *knownLinks) set(a chain.Attached) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -114,20 +114,20 @@ func (k *knownLinks) Close() {
 	k.removed, k.by = nil, nil
 }
 
-// removals reports which interfaces are removed from a network namespace. The kernel queues the message before another
-// interface can have the index.
+// removals reports the interfaces that are removed from a network namespace. The kernel queues the message before
+// another interface can get the index.
 type removals struct{ fd int }
 
-// removalsBuffer holds the messages of some hundred interfaces. The kernel takes memory for those only that are queued.
+// removalsBuffer holds the messages of some hundred interfaces. The kernel takes memory only for queued messages.
 const removalsBuffer = 1 << 20
 
-// openRemovals begins to listen in the network namespace of the calling thread.
+// openRemovals starts to listen in the network namespace of the calling thread.
 func openRemovals() (*removals, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("socket of route netlink: %w", err)
 	}
-	// A smaller buffer is no harm: lost messages are noticed.
+	// A smaller buffer does no harm: lost messages are detected.
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, removalsBuffer)
 	if err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, onlyRemovals()); err == nil {
 		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
@@ -139,7 +139,7 @@ func openRemovals() (*removals, error) {
 	return &removals{fd}, nil
 }
 
-// onlyRemovals is a socket filter that passes RTM_DELLINK alone: new interfaces have many more messages.
+// onlyRemovals is a socket filter that passes only RTM_DELLINK: new interfaces cause many more messages.
 func onlyRemovals() *unix.SockFprog {
 	wire := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.RTM_DELLINK)) // filters load big endian
 	code := []unix.SockFilter{
@@ -173,7 +173,7 @@ func (r *removals) read() (gone map[int]bool, complete bool) {
 	}
 }
 
-// readLinks lists what runs where. A link whose interface is gone has a zero ifindex: it is listed with Program 0.
+// readLinks lists the links. A link whose interface was removed has a zero ifindex, and is listed with Program 0.
 func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 	entries, err := os.ReadDir(d.layout.links())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -203,8 +203,8 @@ func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 	return out, nil
 }
 
-// Program returns the kernel's id of Kerb's program on a point, by its pin, which filters of the qdisc clsact do not
-// have. It is safe for concurrent use.
+// Program returns the kernel's id of Kerb's program on a point, read from its pin, which filters of the clsact qdisc do
+// not have. It is safe for concurrent use.
 func (d *Dataplane) Program(p chain.Point) (uint32, error) {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return 0, errNoPin
@@ -216,6 +216,6 @@ func (d *Dataplane) Program(p chain.Point) (uint32, error) {
 	if a, known := d.links.get(p); known {
 		return a.Program, nil
 	}
-	a, err := d.readLink(p) // not noted: a change may attach another program meanwhile
+	a, err := d.readLink(p) // not cached: a change may attach another program in the meantime
 	return a.Program, err
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Loaded is a chain that is in the kernel, but neither pinned nor attached: for test runs and checks.
+// Loaded is a chain in the kernel that is neither pinned nor attached, for test runs and checks.
 type Loaded struct {
 	Program   *ebpf.Program
 	Parts     int                 // programs that the chain is split into
@@ -32,13 +32,13 @@ func Load(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, err
 	return loadModules(side, dir, false, modules)
 }
 
-// LoadUncounted is Load for a chain that does not count packets, to measure what that costs.
+// LoadUncounted is Load for a chain that does not count packets, to measure the cost of counting.
 func LoadUncounted(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, error) {
 	return loadModules(side, dir, true, modules)
 }
 
-// loadModules creates maps and one chain of all modules in their order, and attaches and pins nothing. uncounted
-// leaves the counters of verdicts out.
+// loadModules creates maps and one chain of all modules in the given order, without attaching or pinning. uncounted
+// leaves out the counters of verdicts.
 func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules []Module) (*Loaded, error) {
 	out := &Loaded{Maps: map[string]sdk.Maps{}, uncounted: uncounted}
 	spec := chain.Spec{Side: side, Direction: dir}
@@ -71,7 +71,7 @@ func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
-// link makes another chain of modules that are loaded: they share their maps.
+// link links another chain of loaded modules, which share their maps.
 func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	members, err := l.members(spec)
 	if err != nil {
@@ -85,8 +85,8 @@ func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	return linker.plainChain()
 }
 
-// RelinkWithCode is Relink that also returns what was given to the kernel, before the loader's relocations, and the
-// chain's own maps stay open with l: for tests that interpret the code.
+// RelinkWithCode is Relink for tests that interpret the code: it also returns the code passed to the kernel, before the
+// loader's relocations, and keeps the chain's own maps open with l.
 func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instructions, error) {
 	members, err := l.members(spec)
 	if err != nil {
@@ -109,12 +109,12 @@ func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instruction
 	return c.entry(), code, err
 }
 
-// Counts returns what each module has returned, in the order of the chain.
+// Counts returns the verdict counts of each module in chain order.
 func (l *Loaded) Counts() ([]Verdicts, error) {
 	return readCounts(l.chain.counts, len(l.chain.spec.Members))
 }
 
-// Time adds the timed copy that the agent gives a chain, which keeps packets that take longer than slower.
+// Time adds the timed copy, as the agent does for a chain. It keeps packets that take longer than slower.
 func (l *Loaded) Time(slower time.Duration) (err error) {
 	if l.chain.samples == nil {
 		return nil
@@ -123,12 +123,12 @@ func (l *Loaded) Time(slower time.Duration) (err error) {
 	return err
 }
 
-// Stats returns what each module has returned and how long it took, in the order of the chain.
+// Stats returns the verdict counts and the latency of each module in chain order.
 func (l *Loaded) Stats() (ChainStats, error) {
 	return readStats(l.chain.counts, l.measures.latency, len(l.chain.spec.Members))
 }
 
-// Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
+// Trace is Relink for a chain that reports each module's verdict to t, which must outlive the program.
 func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	members, err := l.members(spec)
 	if err != nil {
@@ -141,8 +141,7 @@ func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
-// members returns the map sets of the chain's members in the order of the chain. A member without a loaded map set is
-// an error.
+// members returns the map sets of the chain's members in chain order. A member without a loaded map set is an error.
 func (l *Loaded) members(spec chain.Spec) ([]*mapSet, error) {
 	members := make([]*mapSet, len(spec.Members))
 	for i, m := range spec.Members {
@@ -158,7 +157,7 @@ func (l *Loaded) members(spec chain.Spec) ([]*mapSet, error) {
 	return members, nil
 }
 
-// SetValues gives a module of the chain other values, without a new program: see Bound.SetValues.
+// SetValues changes the values of a module of the chain without a new program: see Bound.SetValues.
 func (l *Loaded) SetValues(mod Module) error {
 	for _, g := range l.mapSets {
 		if g.Name == mod.Name {

@@ -12,9 +12,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Lock makes the caller the only one that uses the pins under root, which is made if it is missing. Two agents on the
-// same pins would each undo what the other does. A process that changes pins takes the lock before Open; the kernel
-// lets go of it when the process ends. If it is taken, the error is *apierrors.Conflict.
+// Lock makes the caller the only user of the pins under root, which it creates if necessary. Two agents on the same
+// pins would undo each other's changes. A process that changes pins takes the lock before Open; the kernel releases it
+// when the process ends. If it is held by another process, the error is *apierrors.Conflict.
 func Lock(root string) (unlock func(), err error) {
 	if err := checkBPFFS(root); err != nil {
 		return nil, err

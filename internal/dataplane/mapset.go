@@ -18,20 +18,20 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// mapSet is the maps of a module for one config, by pin name.
+// mapSet is the maps of a module with one config, by pin name.
 type mapSet struct {
 	Module
 	maps map[string]*ebpf.Map
 }
 
-// Close lets go of the descriptors; pinned maps live on.
+// Close closes the descriptors; pinned maps stay.
 func (g *mapSet) Close() {
 	for _, m := range g.maps {
 		m.Close()
 	}
 }
 
-// sdkMaps is how control planes and tests see the maps: by the names in the source, data sections left out.
+// sdkMaps returns the maps as control planes and tests see them: by their names in the source, without data sections.
 func (g *mapSet) sdkMaps() sdk.Maps {
 	out := sdk.Maps{}
 	for name, m := range g.maps {
@@ -63,8 +63,8 @@ func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error 
 	return nil
 }
 
-// newMapSet creates the maps of a module. Maps of previous that are no config maps and have the same layout are
-// used again; Migrate decides about the contents of others. Nothing is pinned yet and no packet sees it.
+// newMapSet creates the maps of a module. It reuses maps of previous that are not config maps and have the same layout;
+// Migrate determines what happens to the contents of others. Nothing is pinned yet and no packet uses the maps.
 func newMapSet(mod Module, previous, shared map[string]*ebpf.Map) (*mapSet, error) {
 	g := &mapSet{mod, map[string]*ebpf.Map{}}
 	if err := g.create(previous, shared); err != nil {
@@ -74,8 +74,8 @@ func newMapSet(mod Module, previous, shared map[string]*ebpf.Map) (*mapSet, erro
 	return g, nil
 }
 
-// create makes the maps of a map set and fills them. previous are those of the map set that it replaces, whose
-// state it takes over; shared are those that all map sets of the module have in common.
+// create creates and fills the maps of a map set. previous is the map set that it replaces, whose state it takes over;
+// shared are the maps that all map sets of the module have in common.
 func (g *mapSet) create(previous, shared map[string]*ebpf.Map) error {
 	if fresh, err := g.newSockets(previous); err != nil {
 		return err
@@ -95,7 +95,7 @@ func (g *mapSet) create(previous, shared map[string]*ebpf.Map) error {
 	return nil
 }
 
-// createMaps leaves maps empty that the control plane fills.
+// createMaps creates the maps, but leaves those empty that the control plane fills.
 func (g *mapSet) createMaps(previous, shared map[string]*ebpf.Map) error {
 	mod := g.Module
 	known := map[string]bool{}
@@ -119,7 +119,7 @@ func (g *mapSet) createMaps(previous, shared map[string]*ebpf.Map) error {
 	return nil
 }
 
-// applySettings sets constants and map sizes; known collects the constants that were found.
+// applySettings sets constants and map sizes; known collects the names of the constants found.
 func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool) error {
 	if err := setSKBConstants(spec); err != nil {
 		return err
@@ -151,7 +151,7 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 	return nil
 }
 
-// preemptible is the constant of kerb/scratch.h: one packet may interrupt another on the same CPU.
+// preemptible is a constant of kerb/scratch.h: a packet may interrupt another one on the same CPU.
 const preemptible = "kerb_preemptible"
 
 // isPreemptible reports whether the kernel has PREEMPT_RT.
@@ -160,8 +160,8 @@ var isPreemptible = sync.OnceValue(func() bool {
 	return unix.Uname(&u) == nil && strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
 })
 
-// wholePages makes rings at least a page large, which may be larger than those that the module was written for; those
-// inside of other maps, too.
+// wholePages makes rings, including those inside other maps, at least one page large. A page may be larger than the
+// size that the module was written for.
 func wholePages(m *ebpf.MapSpec, page uint32) {
 	for ; m != nil; m = m.InnerMap {
 		if m.Type == ebpf.RingBuf || m.Type == ebpf.UserRingbuf {
@@ -179,7 +179,7 @@ func setConstant(v *ebpf.VariableSpec, value any) error {
 	return v.Set(encoded)
 }
 
-// encodeInteger returns an integer or boolean of whatever Go type (JSON numbers are float64) in a number of bytes.
+// encodeInteger encodes an integer or boolean of any Go type (JSON numbers are float64) in a number of bytes.
 func encodeInteger(value any, size uint64) ([]byte, error) {
 	var n uint64
 	switch x := value.(type) {
@@ -226,21 +226,21 @@ func fits(n uint64, size int) bool {
 	return n < 1<<bits || signed < 0 && signed >= -(1<<(bits-1))
 }
 
-// addMaps makes the maps of the object for one hook. A map of the same layout is used on, so that state survives
-// without being copied; one of another size is made and its entries are copied, after all maps exist. Maps of
-// configuration are always new.
+// addMaps creates the maps of the object for one hook. An existing map with the same layout is reused, so that state
+// survives without being copied. For one with another size a new map is created, and the entries are copied after all
+// maps exist. Config maps are always new.
 func (g *mapSet) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
 	replace := map[string]*ebpf.Map{}
 	reuse := func(name string, ms *ebpf.MapSpec, m *ebpf.Map) {
 		replace[name] = m
-		if !strings.HasPrefix(name, ".") { // the loader refuses a map that only cannot be mapped into memory
+		if !strings.HasPrefix(name, ".") { // otherwise the loader rejects a map only because it cannot be mmapped
 			ms.Flags = m.Flags()
 		}
 	}
 	var copies []mapCopy
 	for name, ms := range spec.Maps {
 		pin := mapPin(hook, name)
-		if got := g.maps[pin]; got != nil { // the other hook has made it
+		if got := g.maps[pin]; got != nil { // created for the other hook
 			reuse(name, ms, got)
 			continue
 		}
@@ -296,7 +296,7 @@ func (g *mapSet) carried(name string) bool {
 		!strings.HasPrefix(name, ".kconfig")
 }
 
-// layoutDiff is how a map of the kernel differs from the one that a new map set declares.
+// layoutDiff describes how a kernel map differs from the one that a new map set declares.
 type layoutDiff int
 
 const (
@@ -305,7 +305,7 @@ const (
 	otherLayout
 )
 
-// compareLayout reports whether a running map can serve a new map set.
+// compareLayout reports whether a running map fits a new map set.
 func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	const kernelSet = 1 << 10 // BPF_F_MMAPABLE, which the loader adds to data sections
 	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf ||
@@ -321,7 +321,7 @@ func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	return sameLayout
 }
 
-// pin makes the map set durable under dir, all at once.
+// pin pins the whole map set under dir atomically.
 func (g *mapSet) pin(l layout) error {
 	dir := l.mapSet(g.Name, g.ID)
 	for name := range g.maps {
@@ -342,7 +342,7 @@ func (g *mapSet) pin(l layout) error {
 	})
 }
 
-// openMapSet finds a pinned map set again.
+// openMapSet opens a pinned map set.
 func openMapSet(l layout, mod Module) (*mapSet, error) {
 	maps, err := openMaps(l.mapSet(mod.Name, mod.ID))
 	if err != nil {

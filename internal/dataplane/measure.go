@@ -15,24 +15,24 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// MeasureTime is about how long a measurement lasts, alongside loading. A module that is slow takes longer, but not
-// more than some times as long.
+// MeasureTime is the approximate duration of a measurement, without loading. A slow module takes longer, but at most a
+// few times as long.
 const MeasureTime = 30 * time.Millisecond
 
-// meter measures modules. It keeps the chains that it compares with, as loading one takes about as long as the
-// measurement. The zero value is ready; it may be used by several at once.
+// meter measures modules. It caches the chains that it compares them with, as loading one takes about as long as the
+// measurement. The zero value is ready to use, and safe for concurrent use.
 type meter struct {
 	mu         sync.Mutex
 	references map[reference]*linkedChain
 }
 
-// reference names a chain without modules, whose parser is that of a chain with the module.
+// reference identifies a chain without modules, whose parser is that of a chain with the module.
 type reference struct {
 	hook  chain.Hook
 	frags bool
 }
 
-// Close frees the chains. None may be measured with any more.
+// Close frees the chains. Nothing may be measured afterwards.
 func (m *meter) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -42,9 +42,9 @@ func (m *meter) Close() {
 	m.references = nil
 }
 
-// measure runs representative packets through a map set alone, on the hooks given, in every direction that the
-// module has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One
-// that a module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
+// measure runs representative packets through a map set alone, on the given hooks, in every direction that the module
+// supports and its settings do not declare idle. The module treats them as real packets, but they reach no receiver. A
+// packet that a module rewrites stays rewritten for the next run. They change the maps of g.
 func (m *meter) measure(g *mapSet, hooks []chain.Hook, background bool) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
@@ -79,8 +79,8 @@ func (m *meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]c
 	return compare(c.entry(), only.entry(), sampler(hook), duration)
 }
 
-// reference returns an empty chain, whose time is subtracted from that of a module's. It is linked once for each hook
-// and kept.
+// reference returns an empty chain, whose time is subtracted from that of a module's chain. It is linked once per hook
+// and cached.
 func (m *meter) reference(r reference) (*linkedChain, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,7 +107,7 @@ func (m *meter) reference(r reference) (*linkedChain, error) {
 }
 
 // loadAlone loads a chain of one module for each target, on all CPUs, or on one if no change waits for it. The caller
-// closes those that it gets, even with an error.
+// closes the returned chains, also after an error.
 func loadAlone(g *mapSet, targets []target, background bool) ([]*linkedChain, error) {
 	chains := make([]*linkedChain, len(targets))
 	var work errgroup.Group
@@ -139,14 +139,14 @@ func closeChains(chains []*linkedChain) {
 	}
 }
 
-// target is a function of a module, on a side where it may run.
+// target is a function of a module, with a side on which it may run.
 type target struct {
 	side chain.Side
 	dir  chain.Direction
 }
 
-// targetsOf returns the sides and directions in which a module can run: the hooks of the node, the entries of its
-// object, and not what its settings leave idle.
+// targetsOf returns the sides and directions in which a module can run: on the hooks of the node for which its object
+// has entries, except those that its settings declare idle.
 func targetsOf(mod Module, hooks []chain.Hook) ([]target, error) {
 	var out []target
 	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
@@ -169,8 +169,8 @@ type series struct {
 	own, reference []float64
 }
 
-// compare runs both programs in turn, so that both meet the same disturbances, in rounds over all packets: at least
-// leastRounds, more while the time lasts, and none any more when it has been exceeded by far.
+// compare runs both programs alternately, so that disturbances affect both, in rounds over all packets: at least
+// leastRounds, more while there is time, and no further one when the time has been exceeded by far.
 func compare(own, reference *ebpf.Program, sample sampleFunc, duration time.Duration) ([]chain.PacketCost, error) {
 	const leastRounds, patience = 5, 4
 	begin := time.Now()
@@ -191,8 +191,8 @@ func compare(own, reference *ebpf.Program, sample sampleFunc, duration time.Dura
 	return costs(all), nil
 }
 
-// calibrate finds how often each packet can be repeated in one run. It also warms up. It leaves out kinds of packets
-// when one takes so long that there is no time for the others.
+// calibrate determines how often each packet can be repeated in one run, which also warms up. If one kind of packet
+// takes so long that there is no time for the others, it leaves these out.
 func calibrate(own *ebpf.Program, until time.Time) ([]*series, error) {
 	const run, most = 20 * time.Microsecond, 500
 	var all []*series
@@ -213,7 +213,7 @@ func calibrate(own *ebpf.Program, until time.Time) ([]*series, error) {
 	return all, nil
 }
 
-// add measures the reference and then the module, so that a change of the CPU's clock reaches both.
+// add measures the reference and then the module, so that a change of the CPU's clock affects both.
 func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
 	b, err := sample(reference, s)
 	if err != nil {
@@ -225,7 +225,7 @@ func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
 }
 
 // costs returns what a module adds to an empty chain, in ns per packet: the median of pairwise differences, and as a
-// lower bound the difference of the quickest runs. Noise can make either negative, which becomes 0.
+// lower bound the difference of the fastest runs. Noise can make either negative, which counts as 0.
 func costs(all []*series) []chain.PacketCost {
 	var out []chain.PacketCost
 	for _, s := range all {
@@ -256,8 +256,8 @@ func sampleRepeated(p *ebpf.Program, s *series) (float64, error) {
 }
 
 // sampleSingly is for XDP, where the kernel rewrites its dispatcher and waits for all CPUs, some 20 ms, before and
-// after a run that repeats (bpf_prog_change_xdp). A single run includes reading the clock, as that of the reference
-// does, and finds the CPU's predictors colder. The clock ticks coarsely: the mean of the better half is finer than its
+// after a repeated run (bpf_prog_change_xdp). A single run includes reading the clock, as that of the reference does,
+// and finds the CPU's predictors colder. The clock has a coarse resolution: the mean of the faster half is finer than a
 // tick.
 func sampleSingly(p *ebpf.Program, s *series) (float64, error) {
 	const most = 16
