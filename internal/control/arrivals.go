@@ -9,13 +9,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// grantArrivals lets a control plane have interfaces of the node receive frames: those that its module is attached to,
+// grantArrivals lets a control plane deliver frames to interfaces of the node: those that its module is attached to,
 // whose packets it may change anyway.
 func grantArrivals(o *Options, _ string) any { return arrivalGrant(o.Arrive) }
 
 type arrivalGrant func([]sdk.Arrival) error
 
-// serve permits the control plane only interfaces of its own attachments that belong to no service: a module must not
+// serve permits only interfaces of the control plane's own attachments that belong to no service: a module must not
 // make frames arrive anywhere else.
 func (g arrivalGrant) serve(_ context.Context, p *Supervisor, _ *run, requests *sdk.Requests) {
 	if len(requests.Arrive) == 0 {

@@ -18,15 +18,16 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Compiled is what a control plane has made of a config.
+// Compiled is the result of compiling a config.
 type Compiled struct {
 	sdk.Settings
 	Known  bool // false: the control plane leaves the config to the agent
-	Filled bool // the maps of the active map set, too
+	Filled bool // the maps of the active map set are filled as well
 }
 
-// Compile has a config worked out. A mistake in the config is a *sdk.ConfigError. If active are the maps that the
-// control plane works on, and free has made the half ready that no packet reads, the control plane may fill it at once.
+// Compile makes the control plane compile a config. An error in the config is a *sdk.ConfigError. If active are the
+// maps that the control plane works on, and free has prepared the half that no packet reads, the control plane may fill
+// it immediately.
 func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage, active sdk.Maps, free func() bool) (
 	c Compiled, err error,
 ) {
@@ -57,12 +58,12 @@ func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage, active
 	return c, checkSettings(c.Settings)
 }
 
-// compileRequest is a sdk.CompileRequest, for which the config is not read again.
+// compileRequest is a sdk.CompileRequest whose config is not parsed again.
 func compileRequest(config json.RawMessage) []byte {
 	return []byte(`{"config":` + cmp.Or(string(config), "null") + "}")
 }
 
-// checkSettings refuses nonsense, and turns numbers into integers.
+// checkSettings rejects invalid settings, and converts numbers to integers.
 func checkSettings(s sdk.Settings) error {
 	if err := errors.Join(checkNumbers("constant", s.Constants), checkNumbers("tunable", s.Tunables)); err != nil {
 		return fmt.Errorf("compile: %w", err)
@@ -75,8 +76,8 @@ func checkSettings(s sdk.Settings) error {
 	return nil
 }
 
-// checkNumbers replaces the json.Number in values by int64 or uint64. Booleans stay; anything else is an error, as
-// constants and tunables of data planes are integers.
+// checkNumbers replaces each json.Number in values by an int64 or uint64. Booleans stay; anything else is an error,
+// because constants and tunables of data planes are integers.
 func checkNumbers(kind string, values map[string]any) error {
 	for name, value := range values {
 		number, isNumber := value.(json.Number)
@@ -97,8 +98,8 @@ func checkNumbers(kind string, values map[string]any) error {
 	return nil
 }
 
-// Fill has maps written, which stay the caller's: those of a new map set, or the half of the active one that no
-// packet reads. The control plane has the maps of the active one.
+// Fill makes the control plane write maps, which the caller keeps: those of a new map set, or the half of the active
+// one that no packet reads. The control plane has the maps of the active one already.
 func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
 	ctx, cancel := context.WithTimeout(ctx, fillTime)
 	defer cancel()
@@ -114,13 +115,13 @@ func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Map
 		return p.failed("fill", err)
 	}
 	err = p.callOptional(ctx, r, fillTime, "fill", sdk.MapSetRequest{MapSet: name, Config: config}, nil)
-	go func() { // at worst it keeps the maps open
+	go func() { // if it fails, the control plane keeps the maps open
 		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.MapSetRequest{MapSet: name}, nil)
 	}()
 	return err
 }
 
-// activeWith returns the name of the map set that a run works on if these are its maps, and else nothing.
+// activeWith returns the name of the map set that a run works on if these are its maps, otherwise an empty string.
 func (p *Supervisor) activeWith(r *run, m sdk.Maps) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -130,8 +131,8 @@ func (p *Supervisor) activeWith(r *run, m sdk.Maps) string {
 	return p.want.name
 }
 
-// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last
-// answer, and stale.
+// Metrics requests the module's metrics. If the control plane does not answer in time, it returns those of the last
+// answer, marked stale.
 func (p *Supervisor) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTime)
 	defer cancel()
@@ -149,7 +150,7 @@ func (p *Supervisor) Metrics(ctx context.Context) (samples []sdk.Sample, stale b
 	return p.measured, true, err
 }
 
-// NoteName asks for the name of a value that the data plane noted about a packet; empty if it has none.
+// NoteName requests the name of a value that the data plane noted about a packet; empty if it has none.
 func (p *Supervisor) NoteName(ctx context.Context, note string, value uint64) (string, error) {
 	p.mu.Lock()
 	r := p.run
@@ -162,7 +163,7 @@ func (p *Supervisor) NoteName(ctx context.Context, note string, value uint64) (s
 	return cutText(answer.Name), err
 }
 
-// present waits for a run: a control plane that is just starting again is worth a moment.
+// present waits for a run, for a moment in case the control plane is just being restarted.
 func (p *Supervisor) present(ctx context.Context) (*run, error) {
 	for {
 		p.mu.Lock()
@@ -184,7 +185,7 @@ func (p *Supervisor) present(ctx context.Context) (*run, error) {
 	}
 }
 
-// AnswerError is an answer that is not a success.
+// AnswerError is an answer with a status other than success.
 type AnswerError struct {
 	Call    string
 	Status  int
@@ -203,13 +204,13 @@ func (p *Supervisor) failed(call string, err error) error {
 	return fmt.Errorf("control plane of module %s: %s: %w", p.module, call, err)
 }
 
-// call makes one request of the contract. answer may be nil.
+// call makes a request of the contract. answer may be nil.
 func (p *Supervisor) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
 	_, err := p.exchange(ctx, r, limit, name, http.Header{}, body, answer)
 	return err
 }
 
-// exchange is call with headers. A body of bytes is JSON.
+// exchange is call with headers. A body of type []byte is JSON.
 func (p *Supervisor) exchange(ctx context.Context, r *run, limit time.Duration, name string, header http.Header,
 	body, answer any,
 ) (http.Header, error) {
@@ -247,8 +248,8 @@ func (p *Supervisor) exchange(ctx context.Context, r *run, limit time.Duration, 
 	return res.Header, p.failedIf(name, decodeAnswer(name, res.StatusCode, data, answer))
 }
 
-// failedIf counts a call against the control plane if it did not answer. One that answers an error works, and is not
-// restarted for it.
+// failedIf counts a failed health check against the control plane if it did not answer. One that answers with an error
+// works, and is not restarted for it.
 func (p *Supervisor) failedIf(call string, err error) error {
 	var answer *AnswerError
 	if err == nil || errors.As(err, &answer) {
@@ -257,27 +258,27 @@ func (p *Supervisor) failedIf(call string, err error) error {
 	return p.failed(call, err)
 }
 
-// explain prefers the reason of a process's end to what is seen of it on the socket.
+// explain prefers the reason why a process ended to the resulting error on its socket.
 func (r *run) explain(err error) error {
 	select {
 	case <-r.ended:
 		return r.why
-	case <-time.After(100 * time.Millisecond): // the end is noticed a moment later
+	case <-time.After(100 * time.Millisecond): // the end may be noticed slightly later
 		return err
 	}
 }
 
 var errNotUnderstood = errors.New("the answer cannot be understood")
 
-// decodeAnswer decodes the body of an answer. A status other than 200 and 204 is an *AnswerError; a body that does not
-// fit is errNotUnderstood, which no repetition mends.
+// decodeAnswer decodes the body of an answer. A status other than 200 and 204 is an *AnswerError; a body that cannot be
+// decoded is errNotUnderstood, which a retry does not fix.
 func decodeAnswer(name string, status int, data []byte, answer any) error {
 	if len(data) > sdk.MaxBody {
 		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
 	}
 	if status != http.StatusOK && status != http.StatusNoContent {
 		e := &AnswerError{Call: name, Status: status}
-		_ = json.Unmarshal(data, &e.Problem) // not every library answers JSON
+		_ = json.Unmarshal(data, &e.Problem) // not every library answers with JSON
 		return e
 	}
 	if answer == nil || status == http.StatusNoContent {

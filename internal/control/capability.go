@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// capabilities are what the agent provides to control planes whose packages name it in their manifest. Each is a
-// file with a function that returns what one control plane gets, whose type implements some of the interfaces
+// capabilities are services of the agent for control planes whose packages name them in their manifests. Each one is a
+// file with a function that returns the grant for one control plane, whose type implements some of the interfaces
 // below. The manifest's schema has the same names. Requests are served in this order.
 var capabilities = []struct {
 	name  string
@@ -32,11 +32,11 @@ type (
 	follower interface {
 		follow(ctx context.Context, p *Supervisor, r *run)
 	}
-	// preparer is called before a run starts with a map set, and when the attachments have changed.
+	// preparer is called before a run starts with a map set, and whenever the attachments have changed.
 	preparer interface {
 		prepare(p *Supervisor, r *run, attachments []sdk.Attachment) error
 	}
-	// describer adds to the request that starts a map set.
+	// describer adds fields to the request that starts a map set.
 	describer interface {
 		describe(ctx context.Context, start *sdk.MapSetRequest)
 	}
@@ -44,25 +44,25 @@ type (
 	maintainer interface {
 		maintain(p *Supervisor, r *run, attachments []sdk.Attachment)
 	}
-	// server serves what the control plane has requested.
+	// server serves requests of the control plane.
 	server interface {
 		serve(ctx context.Context, p *Supervisor, r *run, requests *sdk.Requests)
 	}
-	// reporter reports whether the control plane has what the capability provides, as a condition of the module.
+	// reporter reports, as a condition of the module, whether the capability works for the control plane.
 	reporter interface{ condition() sdk.Condition }
 	// ender is called when a run has ended.
 	ender interface{ end() }
-	// closer is called when the control plane has ended for good.
+	// closer is called when the control plane has ended permanently.
 	closer interface{ Close() }
 )
 
-// grant returns what the control plane of a package gets: what its manifest names, and nothing else.
+// grant returns the grants for the control plane of a package: those that its manifest names, and no others.
 func grant(o *Options, module string, p *pkgs.Package) (out []any) {
 	for _, c := range capabilities {
 		if p.HasCapability(c.name) {
 			out = append(out, c.grant(o, module))
 			if g, ok := out[len(out)-1].(serviceGrant); ok && p.HasCapability(pkgs.CapabilityArrivals) {
-				g.GetFirst() // what it knows decides on packets that others send
+				g.GetFirst() // its resources decide on packets that others send
 			}
 		}
 	}
@@ -79,7 +79,7 @@ func grantsOf[G any](p *Supervisor) (out []G) {
 	return out
 }
 
-// maintain has the capabilities brought up to date.
+// maintain updates the capabilities.
 func (p *Supervisor) maintain(r *run) {
 	p.mu.Lock()
 	want := p.want
@@ -92,7 +92,7 @@ func (p *Supervisor) maintain(r *run) {
 	}
 }
 
-// Conditions of the capabilities, and those that the control plane has reported itself.
+// Conditions returns the conditions of the capabilities, and those that the control plane has reported itself.
 func (p *Supervisor) Conditions() (out []sdk.Condition) {
 	for _, g := range grantsOf[reporter](p) {
 		out = append(out, g.condition())
@@ -100,7 +100,7 @@ func (p *Supervisor) Conditions() (out []sdk.Condition) {
 	return slices.Concat(out, p.State().Conditions)
 }
 
-// conditionOf is True unless there is an error.
+// conditionOf returns a condition that is True unless there is an error.
 func conditionOf(kind, well, ill string, err error) sdk.Condition {
 	if err != nil {
 		return sdk.Condition{Type: kind, Status: "False", Reason: ill, Message: err.Error()}
@@ -110,7 +110,7 @@ func conditionOf(kind, well, ill string, err error) sdk.Condition {
 
 const requestsTime = 45 * time.Second // the control plane answers after 30 s at the latest
 
-// serveRequests fetches what the control plane asks for, by long polls.
+// serveRequests fetches the requests of the control plane by long polling.
 func (p *Supervisor) serveRequests(ctx context.Context, r *run) {
 	servers := grantsOf[server](p)
 	for len(servers) > 0 && ctx.Err() == nil {
@@ -120,7 +120,7 @@ func (p *Supervisor) serveRequests(ctx context.Context, r *run) {
 		if answered(err, http.StatusNotFound) {
 			return
 		}
-		hasty := requests.Empty() && time.Since(asked) < retrySync // it does not hold the request
+		hasty := requests.Empty() && time.Since(asked) < retrySync // it does not hold the request open
 		if err != nil || hasty {                                   // do not poll in a loop
 			sdk.Pause(ctx, retrySync)
 			continue

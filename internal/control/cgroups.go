@@ -22,21 +22,21 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-// controlPrefix begins the names of control planes' cgroups below the one that systemd has delegated to the agent
+// controlPrefix begins the names of control planes' cgroups below the cgroup that systemd has delegated to the agent
 // (Delegate=memory pids).
 const controlPrefix = "control-"
 
-// errNotDelegated means that the agent's cgroup is not its own to divide.
+// errNotDelegated reports that the agent's cgroup has not been delegated to it.
 var errNotDelegated = errors.New("the agent's cgroup is not delegated to it (Delegate=memory pids in its unit)")
 
-// cgroups makes a cgroup for each control plane process: memory.max counts shared memory, page tables and socket
-// buffers alike, and stops a process before it has more.
+// cgroups creates a cgroup for each control plane process: memory.max counts shared memory, page tables and socket
+// buffers alike, and stops a process before it exceeds the limit.
 type cgroups struct {
 	dir    string // the delegated cgroup
 	serial atomic.Int64
 }
 
-// newCgroups moves the agent into a leaf of its cgroup, and hands the controllers on to leaves for control planes.
+// newCgroups moves the agent into a leaf of its cgroup, and enables the controllers for the control planes' leaves.
 func newCgroups() (*cgroups, error) {
 	own, err := cgroup.Self()
 	if err != nil {
@@ -73,7 +73,7 @@ func newCgroups() (*cgroups, error) {
 	return c, nil
 }
 
-// sweep removes what an agent that was killed has left.
+// sweep removes the cgroups that a killed agent has left.
 func (c *cgroups) sweep() {
 	dirs, _ := filepath.Glob(filepath.Join(c.dir, controlPrefix+"*")) // only the pattern can be wrong
 	for _, dir := range dirs {
@@ -84,7 +84,7 @@ func (c *cgroups) sweep() {
 // group is the cgroup of one process and its children.
 type group struct{ dir string }
 
-// group makes a cgroup with a limit of memory. Settings that a kernel lacks are left out.
+// group creates a cgroup with a memory limit. Settings that the kernel does not support are left out.
 func (c *cgroups) group(memory int64) (*group, error) {
 	g := &group{filepath.Join(c.dir, controlPrefix+strconv.FormatInt(c.serial.Add(1), 10))}
 	if err := os.Mkdir(g.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -104,7 +104,7 @@ func (c *cgroups) group(memory int64) (*group, error) {
 	return g, nil
 }
 
-// exceeded reports whether the kernel has ended processes for their memory.
+// exceeded reports whether the kernel has killed processes because of the memory limit.
 func (g *group) exceeded() bool {
 	events, _ := os.ReadFile(filepath.Join(g.dir, "memory.events"))
 	lines := bufio.NewScanner(bytes.NewReader(events))
@@ -116,7 +116,7 @@ func (g *group) exceeded() bool {
 	return false
 }
 
-// remove waits a moment for children, which the kernel ends with the process.
+// remove waits a moment for children, which the kernel kills together with the process.
 func (g *group) remove() {
 	for end := time.Now().Add(killAfter); errors.Is(unix.Rmdir(g.dir), unix.EBUSY) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)

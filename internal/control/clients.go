@@ -18,24 +18,24 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// giveWithin is how long after it has connected a program can be given maps. Until then the agent has a copy of its
-// connection, as the control plane may not send descriptors.
+// giveWithin is how long after connecting a program can be sent maps. For that time the agent keeps a copy of its
+// connection, because the control plane must not send descriptors.
 const giveWithin = 10 * time.Second
 
-// grantClients has the agent listen on a socket of the module's, for programs that the control plane serves.
+// grantClients makes the agent listen on the module's socket, for programs that the control plane serves.
 func grantClients(o *Options, module string) any {
 	return newClientListener(o.ModuleSocket(module), o.SocketGroup)
 }
 
-// clientListener listens on the module's socket while a run has started with a map set. In an upgrade the
-// version that opens the socket last has it.
+// clientListener listens on the module's socket while a run has started with a map set. During an upgrade, the version
+// that opened the socket last has it.
 type clientListener struct {
 	path, group string
 
 	mu       sync.Mutex
 	listener *unixlisten.Listener
 	last     uint64                   // id of a client
-	waiting  map[uint64]*net.UnixConn // those that may be given maps
+	waiting  map[uint64]*net.UnixConn // connections that may be sent maps
 	accepts  sync.WaitGroup
 }
 
@@ -43,7 +43,8 @@ func newClientListener(path, group string) *clientListener {
 	return &clientListener{path: path, group: group, waiting: map[uint64]*net.UnixConn{}}
 }
 
-// maintain listens once there is a map set to serve programs with. A failure is retried with the next health check.
+// maintain starts listening once there is a map set to serve programs with. A failure is retried with the next health
+// check.
 func (d *clientListener) maintain(p *Supervisor, r *run, _ []sdk.Attachment) {
 	if mapSet, _ := p.startedOn(); mapSet == "" {
 		return
@@ -90,7 +91,7 @@ func (d *clientListener) end() {
 	d.accepts.Wait()
 }
 
-// accept passes connections on until the listener is closed. Errors of accept(2), such as EMFILE, end by themselves
+// accept passes connections on until the listener is closed. Errors of accept(2) such as EMFILE are temporary: they end
 // when descriptors become free.
 func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd int) error) {
 	for {
@@ -98,7 +99,7 @@ func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no descriptors are left, for example
+		if err != nil { // for example because no descriptors are left
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -111,16 +112,16 @@ func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd
 // maxWaiting bounds the copies of connections.
 const maxWaiting = 64
 
-// evict ends the oldest connection: one that was refused, has gone or says nothing, as others are given maps within
-// milliseconds.
+// evict closes the oldest connection: one that was rejected, is disconnected or idle, because others receive their maps
+// within milliseconds.
 func (d *clientListener) evict() {
 	id := slices.Min(slices.Collect(maps.Keys(d.waiting)))
 	conn := d.waiting[id]
 	delete(d.waiting, id)
-	_ = errors.Join(conn.CloseRead(), conn.CloseWrite(), conn.Close()) // the control plane's copy ends too
+	_ = errors.Join(conn.CloseRead(), conn.CloseWrite(), conn.Close()) // this also ends the control plane's copy
 }
 
-// admit hands a connection to the control plane, and keeps a copy for a while.
+// admit passes a connection to the control plane, and keeps a copy for a while.
 func (d *clientListener) admit(conn *net.UnixConn, admit func(id uint64, fd int) error) error {
 	d.mu.Lock()
 	if d.listener == nil {
@@ -152,7 +153,7 @@ func (d *clientListener) admit(conn *net.UnixConn, admit func(id uint64, fd int)
 	return err
 }
 
-// take returns the copy of a client's connection, nil if it is gone.
+// take returns the copy of a client's connection, nil if it has expired.
 func (d *clientListener) take(id uint64) *net.UnixConn {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -161,8 +162,8 @@ func (d *clientListener) take(id uint64) *net.UnixConn {
 	return conn
 }
 
-// send sends a program a message of the control plane. If that fails the program's connection ends, and it connects
-// again.
+// send sends a message of the control plane to a program. If that fails, the program's connection is closed, and it
+// connects again.
 func (d *clientListener) send(p *Supervisor, m sdk.ClientMaps) {
 	conn := d.take(m.Client)
 	if conn == nil {
@@ -175,8 +176,8 @@ func (d *clientListener) send(p *Supervisor, m sdk.ClientMaps) {
 	}
 }
 
-// sendClientMaps sends the maps that the control plane names to a program, as SCM_RIGHTS. A program that does not read
-// gets a second: the lock also holds up other maps.
+// sendClientMaps sends maps, which the control plane names, to a program as SCM_RIGHTS. A program that does not read is
+// given a second: the lock delays other maps as well.
 func (p *Supervisor) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()

@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// What a control plane may report besides its health: it is kept, shown, and becomes events. What exceeds it is left
-// out, or cut if it is a text.
+// Limits of what a control plane may report in addition to its health, which is stored, shown, and becomes events. What
+// exceeds them is left out, or truncated if it is a text.
 const (
 	maxConditions = 16
 	maxEjected    = 4096
@@ -26,7 +26,8 @@ var (
 	typesOfAgent    = []string{"Ready", "ControlPlane"}
 )
 
-// within returns what is kept of an answer to health, and what is wrong with the rest; empty if all is kept.
+// within returns the accepted part of a health answer, and the reason why the rest was rejected; empty if all is
+// accepted.
 func within(h sdk.HealthAnswer) (kept sdk.HealthAnswer, wrong string) {
 	for _, c := range h.Conditions {
 		problem := conditionProblem(kept.Conditions, c)
@@ -48,7 +49,7 @@ func within(h sdk.HealthAnswer) (kept sdk.HealthAnswer, wrong string) {
 	return kept, wrong
 }
 
-// conditionProblem returns why a condition cannot be one more of those; empty if it can.
+// conditionProblem returns why a condition cannot be added to the others; empty if it can.
 func conditionProblem(others []sdk.Condition, c sdk.Condition) string {
 	same := func(o sdk.Condition) bool { return o.Type == c.Type }
 	switch {
@@ -66,7 +67,7 @@ func conditionProblem(others []sdk.Condition, c sdk.Condition) string {
 	return ""
 }
 
-// cutText copies the beginning of a long text.
+// cutText returns a copy of the beginning of a long text.
 func cutText(s string) string {
 	if len(s) <= maxText {
 		return s

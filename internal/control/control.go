@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control runs control planes: each in a process of its own with almost no rights, those inside the binary
-// together in one, to save memory. It keeps them running, hands them their maps, carries their logs, and is the only
-// one that speaks the contract of docs/control-planes.md with them. The data plane keeps running without it.
+// Package control runs control planes: those of external packages in a process each, with almost no privileges, the
+// built-in ones together in one process, which saves memory. It restarts them, passes their maps to them, forwards
+// their logs, and is the only package that implements the agent's side of docs/control-planes.md. The data plane keeps
+// running without it.
 package control
 
 import (
@@ -22,11 +23,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// hostCommand makes this binary the process that serves the control planes inside it.
+// hostCommand makes this binary the process that serves the built-in control planes.
 const hostCommand = "control-host"
 
-// Intercept makes this process what the agent has started it as. It returns when that is none of this package's
-// business; to be called first in main, and in tests that run an agent.
+// Intercept runs the helper process as which the agent has started this process, and does not return then. Otherwise it
+// returns immediately. Call it first in main, and in tests that run an agent.
 func Intercept(builtins map[string]sdk.Control) {
 	if len(os.Args) < 2 {
 		return
@@ -48,23 +49,23 @@ func Intercept(builtins map[string]sdk.Control) {
 	os.Exit(0)
 }
 
-// Options of a Manager.
+// Options are the options of a Manager.
 type Options struct {
 	Run   string // directory of sockets
-	State string // directory of what is to survive a restart
+	State string // directory for state that must survive a restart
 	Log   *slog.Logger
-	// Limits are the most that packages may ask for.
+	// Limits are the maximum limits that packages may request.
 	Limits Limits
-	// OnChange is called when the state of a module's control plane has changed, under a lock of its own; may be nil.
+	// OnChange is called, under a separate lock, when the state of a module's control plane has changed; may be nil.
 	OnChange func(module string)
-	// OnEvent is called when a control plane has started or exited, under no lock; may be nil.
+	// OnEvent is called, without a lock, when a control plane has started or exited; may be nil.
 	OnEvent func(module, reason, message string)
 
-	// What the capabilities provide.
+	// Used by the capabilities.
 	Services     *resolve.Table
 	Models       *models.Table
 	Packets      Packets
-	Arrive       func([]sdk.Arrival) error  // has interfaces of the node receive frames
+	Arrive       func([]sdk.Arrival) error  // makes interfaces of the node receive frames
 	ModuleSocket func(module string) string // path of the socket for programs, which the group SocketGroup may use
 	SocketGroup  string
 	Kernel       func(context.Context) sdk.Kernel
@@ -73,7 +74,7 @@ type Options struct {
 // Limits are in bytes; 0 is no limit.
 type Limits struct{ Memory, Disk int64 }
 
-// check refuses what a package asks for above the limits of the node.
+// check rejects requested limits above the limits of the node.
 func (l Limits) check(p *pkgs.Package) error {
 	for _, c := range []struct {
 		field, setting string
@@ -91,30 +92,30 @@ func (l Limits) check(p *pkgs.Package) error {
 	return nil
 }
 
-// sockets is the directory of sockets, which is closed to all others.
+// sockets is the directory of sockets, which other users cannot access.
 func (o *Options) sockets() string { return filepath.Join(o.Run, "sockets") }
 
 func (o *Options) makeState() error {
 	return errors.Join(makeDir(o.State, 0o711), makeDir(filepath.Join(o.State, "modules"), 0o711))
 }
 
-// Manager starts control planes and ends them.
+// Manager starts and stops control planes.
 type Manager struct {
 	opts        Options
 	users       *users
 	files       *packageFiles
 	shared      *shared
 	supervisors sync.WaitGroup
-	cgroups     *cgroups // nil where the agent has no cgroup to divide
+	cgroups     *cgroups // nil if no cgroup is delegated to the agent
 
 	problem    error
 	weaknesses []string
 }
 
-// New prepares the directories. Where the state cannot be written, what control planes keep lasts until a reboot only.
+// New prepares the directories. If the state directory is not writable, state of control planes is lost at a reboot.
 // Close stops all control planes.
 func New(opts Options) (*Manager, error) {
-	if err := os.RemoveAll(opts.sockets()); err != nil { // of an agent that was killed
+	if err := os.RemoveAll(opts.sockets()); err != nil { // of a killed agent
 		return nil, fmt.Errorf("control planes: %w", err)
 	}
 	if err := errors.Join(makeDir(opts.Run, 0o711), makeDir(opts.sockets(), 0o700)); err != nil {
@@ -150,14 +151,14 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the processes that are left. Supervisors are closed by their owners before.
+// Close ends the remaining processes. Their owners close supervisors before.
 func (m *Manager) Close() {
 	m.supervisors.Wait()
 	m.shared.close()
 	m.users.close()
 }
 
-// Forget removes what is kept of a module that is deleted.
+// Forget removes the stored state of a deleted module.
 func (m *Manager) Forget(module string) error {
 	return errors.Join(os.RemoveAll(m.stateDir(module)), os.RemoveAll(m.settingsFile(module)))
 }
@@ -166,7 +167,7 @@ func (m *Manager) stateDir(module string) string {
 	return filepath.Join(m.opts.State, "modules", module)
 }
 
-// Supervise starts the control plane of a module. It is ready for calls at once.
+// Supervise starts the control plane of a module. It can be called immediately.
 func (m *Manager) Supervise(module string, p *pkgs.Package) (*Supervisor, error) {
 	if p.Control == nil {
 		return nil, fmt.Errorf("package %s has no control plane", p.Name)
@@ -193,7 +194,7 @@ func (m *Manager) Supervise(module string, p *pkgs.Package) (*Supervisor, error)
 	return supervisor, nil
 }
 
-// reachable makes sure that users other than the agent's can come to a directory.
+// reachable ensures that users other than the agent's can traverse to a directory.
 func reachable(dir string) error {
 	for at := dir; at != "/"; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
@@ -207,7 +208,7 @@ func reachable(dir string) error {
 	return nil
 }
 
-// makeDir makes a directory with exactly this mode, whatever the umask.
+// makeDir creates a directory with exactly this mode, whatever the umask.
 func makeDir(dir string, mode os.FileMode) error {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxFiles is how many files and directories go with a quota of bytes.
+// maxFiles is the number of files and directories that a quota of bytes includes.
 func maxFiles(disk int64) int64 { return max(256, disk>>14) }
 
 type inode struct{ device, number uint64 }
@@ -29,7 +29,7 @@ type usage struct {
 	bytes, files int64
 }
 
-// start makes the file system of a directory the one that is counted.
+// start selects the file system of a directory for counting.
 func (u *usage) start(dir string, info fs.FileInfo) {
 	u.device = info.Sys().(*syscall.Stat_t).Dev
 	var st unix.Statfs_t
@@ -38,8 +38,8 @@ func (u *usage) start(dir string, info fs.FileInfo) {
 	}
 }
 
-// here reports whether a file is on the file system that is counted. Files of overlayfs have the device numbers of its
-// layers, its directories that of the overlay (Documentation/filesystems/overlayfs.rst, "Inode properties").
+// here reports whether a file is on the counted file system. On overlayfs, files have the device numbers of its layers,
+// and directories that of the overlay (Documentation/filesystems/overlayfs.rst, "Inode properties").
 func (u *usage) here(path string, st *syscall.Stat_t) bool {
 	if st.Dev == u.device || u.overlay == nil {
 		return st.Dev == u.device
@@ -48,7 +48,7 @@ func (u *usage) here(path string, st *syscall.Stat_t) bool {
 	return unix.Statfs(path, &on) == nil && on.Type == u.overlay.Type && on.Fsid == u.overlay.Fsid
 }
 
-// add counts what a file takes on disk, in blocks of 512 bytes as stat(2) has them, once for all its hard links.
+// add counts the disk usage of a file, in blocks of 512 bytes as in stat(2), once for all its hard links.
 func (u *usage) add(path string, info fs.FileInfo) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || u.seen[inode{st.Dev, st.Ino}] {
@@ -65,8 +65,8 @@ func (u *usage) add(path string, info fs.FileInfo) {
 	u.files++
 }
 
-// diskUse is what a directory takes on its disk, with the files that processes hold open or mapped after they have
-// removed them. It stops counting above the limit.
+// diskUse returns the disk usage of a directory, including deleted files that processes still have open or mapped. It
+// stops counting above the limit.
 func diskUse(dir string, pids []int, limit int64) (bytes, files int64) {
 	u := usage{seen: map[inode]bool{}}
 	over := func() bool { return u.bytes > limit || u.files > maxFiles(limit) }
@@ -86,7 +86,7 @@ func diskUse(dir string, pids []int, limit int64) (bytes, files int64) {
 		}
 		return nil
 	})
-	if err != nil { // such as a path too long: what cannot be counted is no way around the quota
+	if err != nil { // such as too long a path: files that cannot be counted must not evade the quota
 		return math.MaxInt64, u.files
 	}
 	for _, pid := range pids {
@@ -104,10 +104,10 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// removed ends what proc(5) calls a file without a name.
+// removed is the suffix of a deleted file's name in proc(5).
 const removed = " (deleted)"
 
-// addRemoved counts files without a name that a process has open or mapped.
+// addRemoved counts deleted files that a process has open or mapped.
 func (u *usage) addRemoved(pid int) {
 	add := func(path string) {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
@@ -117,7 +117,7 @@ func (u *usage) addRemoved(pid int) {
 	for _, path := range removedFiles(fmt.Sprintf("/proc/%d/fd", pid)) {
 		add(path)
 	}
-	// maps says in one read what the links of map_files say in one each
+	// maps provides in one read what the links of map_files provide in one each
 	for line := range strings.Lines(procFile(fmt.Sprintf("/proc/%d/maps", pid))) {
 		if line = strings.TrimSuffix(line, "\n"); strings.HasSuffix(line, removed) {
 			from, to, _ := strings.Cut(line[:strings.IndexByte(line, ' ')], "-")
@@ -126,7 +126,7 @@ func (u *usage) addRemoved(pid int) {
 	}
 }
 
-// removedFiles are the links in a directory that lead to files without a name.
+// removedFiles returns the links in a directory that point to deleted files.
 func removedFiles(dir string) (paths []string) {
 	d, err := os.Open(dir)
 	if err != nil {

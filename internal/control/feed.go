@@ -11,10 +11,10 @@ import (
 
 const (
 	updateTime    = 30 * time.Second
-	firstConflict = 10 * time.Millisecond // before an update is sent again after a conflict; doubles until retrySync
+	firstConflict = 10 * time.Millisecond // backoff after a conflict: doubles up to retrySync
 )
 
-// source knows what a control plane has been notified of one kind of resources, in updates U.
+// source holds what a control plane has been sent of one kind of resources, in updates U.
 type source[U any] interface {
 	Restart(mapSet string)
 	Ready() <-chan struct{}
@@ -24,21 +24,22 @@ type source[U any] interface {
 	Close()
 }
 
-// update is what a source's updates can do.
+// update is the interface of a source's updates.
 type update[U any] interface {
 	*U
 	Response() any
 }
 
-// feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls, as a
-// packet may be waiting for a resource, but for one: where the module runs comes first. A virtual service may have an
-// instance in a service that was attached before, and to a proxy that did not know the service it would be elsewhere.
+// feed sends the resources of one kind to a run until ctx ends. Its calls do not wait for other calls, because a packet
+// may be waiting for a resource, with one exception: attachments are sent first. A virtual service may have an instance
+// in a service that was attached before it, and a proxy that did not know this service would consider the instance
+// remote.
 func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U]) {
 	fed := ""
 	for {
 		mapSet, progress := p.startedOn()
 		if mapSet != "" && mapSet != fed {
-			f.Restart(mapSet) // it has nothing of what an earlier map set received
+			f.Restart(mapSet) // it has received nothing of what an earlier map set has
 			fed = mapSet
 		}
 		if fed != "" && p.isPlaced() {
@@ -53,21 +54,22 @@ func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call s
 	}
 }
 
-// startedOn is the map set that the present run has started with, and what is closed when that may have changed.
+// startedOn returns the map set that the current run has started with, and a channel that is closed when that may
+// change.
 func (p *Supervisor) startedOn() (string, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.startedWith, p.progress
 }
 
-// isPlaced reports whether the run knows where its map set runs, or has refused to: that is tried again by itself.
+// isPlaced reports whether the run has received its attachments, or has rejected them, which is retried separately.
 func (p *Supervisor) isPlaced() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.want == nil || p.placed == p.want || p.startedWith != p.want.name
 }
 
-// feedAll sends all updates that there are, until the module runs elsewhere.
+// feedAll sends all pending updates, until the module's attachments change.
 func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U],
 	mapSet string) {
 	for conflicts := firstConflict; p.isPlaced(); {
@@ -83,7 +85,7 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, cal
 		}
 		pause := retrySync
 		if answered(err, http.StatusConflict) {
-			// It has just started with a newer map set, which startedOn reports in a moment.
+			// It has just started with a newer map set, which startedOn returns shortly.
 			pause, conflicts = conflicts, min(2*conflicts, retrySync)
 		} else {
 			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
@@ -94,7 +96,7 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, cal
 	}
 }
 
-// waitOn waits, and reports whether the present run is still on this map set. It returns early if it is not.
+// waitOn waits, and reports whether the current run still uses this map set. It returns early if not.
 func (p *Supervisor) waitOn(ctx context.Context, mapSet string, pause time.Duration) bool {
 	over := time.After(pause)
 	for {

@@ -13,9 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// packageFiles keeps what control planes need of their packages where their processes may read it: what was checked
-// is what runs, and a package directory that changes or vanishes does not matter. A version's files are there as
-// long as a control plane has it.
+// packageFiles stores the files that control planes need of their packages in a directory that their processes can
+// read: the verified content is what runs, even if the package's directory changes or disappears. Files of a version
+// exist as long as a control plane uses them.
 type packageFiles struct {
 	root string
 
@@ -23,7 +23,7 @@ type packageFiles struct {
 	users map[string]int // control planes by directory
 }
 
-// newPackageFiles begins with none: those of the last agent belong to processes that have ended with it.
+// newPackageFiles starts empty: files of the previous agent belong to processes that have ended with it.
 func newPackageFiles(root string) (*packageFiles, error) {
 	return &packageFiles{root: root, users: map[string]int{}}, os.RemoveAll(root)
 }
@@ -42,7 +42,7 @@ func (f *packageFiles) take(p *pkgs.Package) (string, error) {
 	return dir, nil
 }
 
-// release removes a directory with its last user: several modules can run the same version of a package.
+// release removes a directory with its last user: several modules may run the same version of a package.
 func (f *packageFiles) release(dir string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -54,7 +54,7 @@ func (f *packageFiles) release(dir string) error {
 }
 
 // writeFiles writes the files of a package below dir, readable and executable by the unprivileged users of control
-// planes. The directory above can be entered and not listed.
+// planes. They can traverse the parent directory, but not list it.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := errors.Join(makeDir(filepath.Dir(dir), 0o711), makeDir(dir, 0o755)); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// checkHealth returns how many checks in a row had no answer at all.
+// checkHealth returns the number of successive checks without any answer.
 func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	health, err := p.askHealth(ctx, r)
 	var answer *AnswerError
@@ -37,7 +37,7 @@ func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	return 0
 }
 
-// askHealth returns what else the control plane reports. An unhealthy one answers with an error.
+// askHealth returns the control plane's report. An unhealthy control plane answers with an error.
 func (p *Supervisor) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
 	err = p.call(ctx, r, callTime, "health", nil, &health)
 	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health

@@ -22,8 +22,9 @@ func (g kernelGrant) describe(ctx context.Context, start *sdk.MapSetRequest) {
 	start.Kernel = g(ctx)
 }
 
-// KernelFacts returns a function that returns how redirected sockets behave on this kernel, or nothing when ctx ends
-// before that is known. The first call finds out, which takes some seconds; file keeps it until the next reboot.
+// KernelFacts returns a function that returns the behaviour of redirected sockets on this kernel, or nothing if ctx
+// ends before it is known. The first call measures it, which takes some seconds; file stores the result until the next
+// reboot.
 func KernelFacts(file string, log *slog.Logger) func(context.Context) sdk.Kernel {
 	var facts sdk.Kernel
 	known := make(chan struct{})
@@ -44,8 +45,8 @@ func KernelFacts(file string, log *slog.Logger) func(context.Context) sdk.Kernel
 	}
 }
 
-// findFacts measures how this kernel treats redirected sockets, or reads what an earlier run of the agent measured on
-// it. Without a result facts are empty, and control planes use none of what they would permit.
+// findFacts measures how this kernel treats redirected sockets, or reads what an earlier run of the agent has measured.
+// Without a result facts are empty, and control planes use none of the features that depend on them.
 func findFacts(file string, log *slog.Logger) sdk.Kernel {
 	result, err := sockprobe.RunOnce(context.Background(), file)
 	if err != nil {

@@ -18,13 +18,13 @@ import (
 // delivered is what a run has received.
 type delivered struct {
 	mapSet      string
-	sent        string // the map set whose maps it was sent last
+	sent        string // the map set whose maps were sent last
 	attachments map[sdk.AttachmentKey]sdk.Attachment
 }
 
 const retrySync = time.Second
 
-// synchronize sends a run what has changed, and retries later if that fails.
+// synchronize sends changes to a run, and retries later if that fails.
 func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retry *time.Timer) {
 	p.mu.Lock()
 	want := p.want
@@ -43,9 +43,9 @@ func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retr
 	p.setState(func(*State) {})
 }
 
-// syncRun brings a run of the control plane to what is wanted: maps and "start" for another map set, and otherwise
-// only the attachments that have been detached, attached or changed. What was delivered is noted step by step, so that
-// a call that fails is the first one of the next attempt.
+// syncRun brings a run of the control plane to the wanted state: maps and "start" for another map set, otherwise only
+// the attachments that were added, changed or removed. Delivered changes are recorded one by one, so that the next
+// attempt starts with the call that failed.
 func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *live) error {
 	for _, g := range grantsOf[preparer](p) {
 		if err := g.prepare(p, r, want.attachments); err != nil {
@@ -64,7 +64,7 @@ func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *li
 			return err
 		}
 		if t.mapSet != "" {
-			// it may have let go itself
+			// it may have closed them itself
 			_ = p.call(ctx, r, callTime, "drop", sdk.MapSetRequest{MapSet: t.mapSet}, nil)
 		}
 		t.mapSet, t.attachments = want.name, byKey(want.attachments)
@@ -98,7 +98,7 @@ func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *li
 	return nil
 }
 
-// callOptional makes a call that a control plane may leave out.
+// callOptional makes a call that a control plane need not implement.
 func (p *Supervisor) callOptional(ctx context.Context, r *run, limit time.Duration, name string, body,
 	answer any) error {
 	err := p.call(ctx, r, limit, name, body, answer)
@@ -108,14 +108,14 @@ func (p *Supervisor) callOptional(ctx context.Context, r *run, limit time.Durati
 	return err
 }
 
-// sendOnce sends the maps of a map set before its first start, and no more: a start that is tried again may be under
-// way still, with the maps that came before. A map set that never came to be is dropped.
+// sendOnce sends the maps of a map set only before its first start: a repeated start may still be in progress, with the
+// maps sent earlier. A map set that did not start is dropped.
 func (p *Supervisor) sendOnce(ctx context.Context, r *run, t *delivered, want *live) error {
 	if t.sent == want.name {
 		return nil
 	}
 	if t.sent != "" && t.sent != t.mapSet {
-		// at worst it keeps the maps open
+		// if it fails, the control plane keeps the maps open
 		_ = p.call(ctx, r, callTime, "drop", sdk.MapSetRequest{MapSet: t.sent}, nil)
 	}
 	if err := p.sendWanted(r, want); err != nil {
@@ -125,7 +125,7 @@ func (p *Supervisor) sendOnce(ctx context.Context, r *run, t *delivered, want *l
 	return nil
 }
 
-// sendWanted sends the maps unless others have taken their place, which close them.
+// sendWanted sends the maps unless they have been replaced by others, and closed.
 func (p *Supervisor) sendWanted(r *run, want *live) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
@@ -138,7 +138,7 @@ func (p *Supervisor) sendWanted(r *run, want *live) error {
 	return r.sendMaps(want.name, want.maps)
 }
 
-// byKey returns attachments by what identifies them, to compare two lists.
+// byKey returns attachments by their keys, to compare two lists.
 func byKey(list []sdk.Attachment) map[sdk.AttachmentKey]sdk.Attachment {
 	out := make(map[sdk.AttachmentKey]sdk.Attachment, len(list))
 	for _, i := range list {
@@ -147,7 +147,7 @@ func byKey(list []sdk.Attachment) map[sdk.AttachmentKey]sdk.Attachment {
 	return out
 }
 
-// name is one that no set of maps has had.
+// name returns a map set name that has not been used before.
 func (p *Supervisor) name(kind string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -156,7 +156,7 @@ func (p *Supervisor) name(kind string) string {
 }
 
 // Start makes a map set the one that the control plane works on, now and after each restart. It does not wait. The
-// maps stay the caller's.
+// caller keeps the maps.
 func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, attachments []sdk.Attachment) error {
 	own, err := p.copies(m)
 	if err != nil {
@@ -167,7 +167,7 @@ func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, attachments []sdk
 	return nil
 }
 
-// copies returns copies of maps: after a change of values those that there are.
+// copies returns copies of maps, or the existing copies after a change of values.
 func (p *Supervisor) copies(m sdk.Maps) (sdk.Maps, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,7 +186,7 @@ func (p *Supervisor) copies(m sdk.Maps) (sdk.Maps, error) {
 	return own, nil
 }
 
-// SetAttachments notifies the control plane of where the module runs now.
+// SetAttachments notifies the control plane of the module's current attachments.
 func (p *Supervisor) SetAttachments(list []sdk.Attachment) {
 	p.mu.Lock()
 	if p.want == nil || slices.EqualFunc(p.want.attachments, list, sdk.Attachment.Equal) {
@@ -200,21 +200,22 @@ func (p *Supervisor) SetAttachments(list []sdk.Attachment) {
 	p.wake()
 }
 
-// setWant replaces what the run is to be brought to, and closes the maps of what it replaces, unless it has the same.
+// setWant replaces the wanted state of the run, and closes the maps of the previous one, unless both have the same
+// maps.
 func (p *Supervisor) setWant(next *live) {
 	p.mu.Lock()
 	before := p.want
 	p.want = next
 	p.mu.Unlock()
 	if before != nil && (next == nil || !maps.Equal(before.maps, next.maps)) {
-		p.sending.Lock() // they may just be being sent
+		p.sending.Lock() // they may just be in the process of being sent
 		closeMaps(before.maps)
 		p.sending.Unlock()
 	}
 	p.wake()
 }
 
-// wake has the run compare again. A wake-up that is pending covers this one: the run reads what is wanted after it.
+// wake makes the run compare again. A pending wake-up covers this one: the run reads the wanted state after it.
 func (p *Supervisor) wake() {
 	select {
 	case p.changed <- struct{}{}:

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// grantModels keeps a control plane up to date about all models.
+// grantModels sends all models, and their changes, to a control plane.
 func grantModels(o *Options, module string) any {
 	return modelGrant{o.Models.Subscribe(module)}
 }

@@ -36,7 +36,7 @@ type program struct {
 	state   string // directory that it may write
 }
 
-// program holds on to the package's files until it is released.
+// program keeps the package's files until it is released.
 func (m *Manager) program(module string, p *pkgs.Package) (*program, error) {
 	files, err := m.files.take(p)
 	if err != nil {
@@ -57,7 +57,7 @@ func (p *program) release() {
 }
 
 // findCommand returns the command with the path of its program. A name with a slash is a file of the package; others
-// are looked up in the fixed programPath, never in the agent's PATH, which an operator may have set to anything.
+// are searched for in the fixed programPath, never in the agent's PATH, which an operator may have set to anything.
 func findCommand(command []string, files string) ([]string, error) {
 	name := command[0]
 	if strings.Contains(name, "/") {
@@ -86,14 +86,14 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 		p.manager.users.release(uid)
 		return nil, err
 	}
-	p.manager.supervisors.Go(func() { // Close waits: the lock goes before its file is closed
+	p.manager.supervisors.Go(func() { // Close waits: the lock is released before its file is closed
 		<-started.ended
 		p.manager.users.release(uid)
 	})
 	return started, nil
 }
 
-// spec is what the process may do.
+// spec is what the process is permitted to do.
 func (p *program) spec(module string, uid int) sandbox.Spec {
 	inject := p.pkg.HasCapability(pkgs.CapabilityInject)
 	return sandbox.Spec{
@@ -108,7 +108,8 @@ func (p *program) spec(module string, uid int) sandbox.Spec {
 	}
 }
 
-// descriptors is how many a process may have: packet sockets are one for each service. 0 is the default.
+// descriptors is the maximum number of descriptors of a process: it has one packet socket per service. 0 is the
+// default.
 func descriptors(inject bool) uint64 {
 	const many = 65536
 	var limit syscall.Rlimit
@@ -118,7 +119,7 @@ func descriptors(inject bool) uint64 {
 	return min(many, limit.Max)
 }
 
-// owner is the user that a directory belongs to, -1 if it is not there.
+// owner returns the owner of a directory, -1 if it does not exist.
 func owner(dir string) int {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -135,7 +136,7 @@ type launch struct {
 	files []*os.File // descriptors from 3 on
 }
 
-// launch starts a process, and watches its log, its memory and its end.
+// launch starts a process, and watches its log, its memory and its exit.
 func (m *Manager) launch(l launch) (*process, error) {
 	if err := makeOwn(l.state, l.spec.UID); err != nil {
 		return nil, err
@@ -152,7 +153,7 @@ func (m *Manager) launch(l launch) (*process, error) {
 	return started, err
 }
 
-// enclose makes the cgroup of a process; nil where the agent has none to divide.
+// enclose creates the cgroup of a process; nil if none is delegated to the agent.
 func (m *Manager) enclose(spec *sandbox.Spec) (*group, error) {
 	if m.cgroups == nil || spec.Memory <= 0 {
 		return nil, nil
@@ -180,15 +181,15 @@ func (m *Manager) spawn(l launch, group *group) (*process, error) {
 		reader.Close()
 		return nil, fmt.Errorf("start control plane: %w", err)
 	}
-	// What systemd spares the agent is not for modules: when memory runs out, they go first.
+	// systemd's protection of the agent is not for modules: when memory runs out, they are killed first.
 	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid), []byte("500"), 0)
 	log := newLogReader(m.opts.Log.With("module", l.name), reader)
 	go log.run()
 	return watch(cmd, l.spec, group, log), nil
 }
 
-// makeOwn makes a directory that is the user's alone, with what is in it. The directory itself comes last: its owner
-// says that all is done, also to an agent that follows one that was killed.
+// makeOwn creates a directory that belongs to the user, together with its contents. The directory itself is changed
+// last: its owner indicates that everything is done, also after an agent was killed.
 func makeOwn(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -251,7 +252,7 @@ func watch(cmd *exec.Cmd, spec sandbox.Spec, group *group, log *logReader) *proc
 	return p
 }
 
-// endOf says in one line why a process has ended.
+// endOf returns in one line why a process has ended.
 func endOf(asked string, err error, log *logReader) error {
 	if asked != "" {
 		return errors.New(asked)

@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// ServeHTTP hands a request on to the module's own routes. The path is the one below the module's. An error is
-// returned, and nothing answered, when there is no control plane to ask.
+// ServeHTTP forwards a request to the module's own routes. The path is the one below the module's. If there is no
+// control plane to forward to, it returns an error, and writes no answer.
 func (p *Supervisor) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if isReserved(r.URL.Path) {
 		return &apierrors.NotFound{Kind: "path", Name: r.URL.Path}
@@ -32,7 +32,7 @@ func (p *Supervisor) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	proxy := httputil.ReverseProxy{
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			pr.Out.URL.Scheme, pr.Out.URL.Host = "http", "control"
-			pr.Out.Header.Del("Authorization") // the agent's secrets are none of the module's business
+			pr.Out.Header.Del("Authorization") // the module must not see the agent's secrets
 		},
 		Transport:    now.transport,
 		ErrorHandler: func(_ http.ResponseWriter, _ *http.Request, err error) { failed = now.explain(err) },
@@ -45,10 +45,11 @@ func (p *Supervisor) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// patience is how long a request waits for a control plane that is just starting, as after a start of the agent.
+// patience is how long a request waits for a control plane that is just starting, for example after a start of the
+// agent.
 const patience = 3 * time.Second
 
-// ready is the run once it works on its map set; after a while as it is, nil if there is none.
+// ready returns the run once it works on its map set, after a while in whatever state it is, or nil if there is none.
 func (p *Supervisor) ready(ctx context.Context) *run {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -67,13 +68,13 @@ func (p *Supervisor) ready(ctx context.Context) *run {
 	}
 }
 
-// isReserved reports whether only the agent may ask for a path, however they are spelled.
+// isReserved reports whether a path is reserved for the agent, in any spelling.
 func isReserved(name string) bool {
 	return strings.HasPrefix(path.Clean("/"+name)+"/", sdk.PathPrefix)
 }
 
-// Query asks for one of the module's own routes, with parameters, and decodes the answer. A mistake in the parameters
-// is an *apierrors.Invalid.
+// Query requests one of the module's own routes, with parameters, and decodes the answer. An error in the parameters is
+// an *apierrors.Invalid.
 func (p *Supervisor) Query(ctx context.Context, route string, answer any) error {
 	r := p.ready(ctx)
 	if r == nil {

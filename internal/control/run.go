@@ -25,34 +25,33 @@ type run struct {
 	transport *http.Transport
 	socket    string
 	ended     chan struct{} // closed when the process has ended
-	why       error         // of the end; read after ended
+	why       error         // reason of the end; read only after ended is closed
 	process   *process
 	send      sync.Mutex
-	wrong     string // with its last answer to health: logged once
+	wrong     string // problem in its last health answer: logged once
 }
 
-// starter starts a control plane with its two sockets, which are closed afterwards. The run lacks only what newRun
-// adds.
+// starter starts a control plane with its two sockets, which are closed afterwards. newRun adds the rest of the run.
 type starter func(module string, listen, maps *os.File) (*process, error)
 
-// process is what a run lives in.
+// process is the process of a run.
 type process struct {
 	pid   int
 	ended chan struct{}
 	why   func() error     // after ended
-	end   func(why string) // asks it to end, and makes it after a while
-	kill  func(why string) // the same for all that shares the process
+	end   func(why string) // asks it to end, and kills it after a while
+	kill  func(why string) // the same for all runs that share the process
 }
 
-// newRun makes the sockets of a control plane and starts it.
+// newRun creates the sockets of a control plane and starts it.
 func newRun(dir, module string, start starter) (*run, error) {
-	socket := filepath.Join(dir, rand.Text()[:12]+".sock") // short: 108 bytes are all that a socket's path may have
+	socket := filepath.Join(dir, rand.Text()[:12]+".sock") // short, because a socket's path is limited to 108 bytes
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
 		return nil, err
 	}
 	listener.SetUnlinkOnClose(false)
-	defer listener.Close() // the process has the only copy, so that no client waits for one that has exited
+	defer listener.Close() // only the process keeps a copy, so that no client waits for an exited one
 	listenFile, err := listener.File()
 	if err != nil {
 		return nil, errors.Join(err, os.Remove(socket))
@@ -83,8 +82,8 @@ func newRun(dir, module string, start starter) (*run, error) {
 	return r, nil
 }
 
-// mapsPair returns a socket pair on which map descriptors are sent. SOCK_SEQPACKET keeps message boundaries and reports
-// the end of the other side.
+// mapsPair returns a socket pair for sending map descriptors. SOCK_SEQPACKET preserves message boundaries and reports
+// when the peer closes its end.
 func mapsPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -102,7 +101,7 @@ func mapsPair() (ours *net.UnixConn, theirs *os.File, err error) {
 
 const sendTime = 5 * time.Second
 
-// sendMaps gives up on a process that does not read.
+// sendMaps gives up if the process does not read.
 func (r *run) sendMaps(mapSet string, maps sdk.Maps) error {
 	r.send.Lock()
 	defer r.send.Unlock()
@@ -112,7 +111,7 @@ func (r *run) sendMaps(mapSet string, maps sdk.Maps) error {
 	return sdk.SendMaps(r.maps, mapSet, maps)
 }
 
-// sendClient hands a program's connection on, which stays the caller's.
+// sendClient passes on a program's connection, which the caller keeps.
 func (r *run) sendClient(id uint64, fd int) error {
 	r.send.Lock()
 	defer r.send.Unlock()
@@ -122,7 +121,7 @@ func (r *run) sendClient(id uint64, fd int) error {
 	return sdk.SendClient(r.maps, id, fd)
 }
 
-// sendPackets sends packet sockets, which stay the caller's.
+// sendPackets sends packet sockets, which the caller keeps.
 func (r *run) sendPackets(files map[uint32]*os.File, closed []uint32) error {
 	fds := make(map[uint32]int, len(files))
 	for ifindex, f := range files {

@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// cachedSettings is the answer of a control plane to compile. With it a restarted agent knows what runs, even when the
-// control plane does not answer any more.
+// cachedSettings is a control plane's answer to compile. With it a restarted agent knows the settings of what runs,
+// even if the control plane does not answer any more.
 type cachedSettings struct {
 	ID       string       `json:"id"`
 	Settings sdk.Settings `json:"settings"`
@@ -32,10 +32,10 @@ func (m *Manager) CacheSettings(module, id string, settings sdk.Settings) error 
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	return atomicfile.Swap(path, data, 0o600) // what a crash of the machine loses is compiled again
+	return atomicfile.Swap(path, data, 0o600) // what is lost in a crash of the machine is compiled again
 }
 
-// CachedSettings returns the settings that CacheSettings stored, if they are of the same map set.
+// CachedSettings returns the settings stored by CacheSettings, if they belong to the same map set.
 func (m *Manager) CachedSettings(module, id string) (sdk.Settings, bool) {
 	data, err := os.ReadFile(m.settingsFile(module))
 	if err != nil {

@@ -19,20 +19,20 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// sharedMemory is what the control planes inside the binary may use together, in bytes.
+// sharedMemory is the memory limit of all built-in control planes together, in bytes.
 const sharedMemory = 512 << 20
 
-// sharedDisk is what they may keep together, in bytes.
+// sharedDisk is their disk limit together, in bytes.
 const sharedDisk = 256 << 20
 
-// sharedName is what the log calls their process; no module can have this name.
+// sharedName is the name of their process in the log; no module can have this name.
 const sharedName = "(built-in)"
 
-// burst is after how many collections in a row the process collects less often: more than it takes until all built-in
-// control planes run.
+// burst is the number of successive garbage collections after which the process collects less often: more than it takes
+// until all built-in control planes run.
 const burst = 64
 
-// host is the life of the process that serves the control planes inside the binary.
+// host runs the process that serves the built-in control planes.
 func host(builtins map[string]sdk.Control) error {
 	memtrim.Start(burst)
 	hosted := map[string]sdk.Control{}
@@ -42,7 +42,7 @@ func host(builtins map[string]sdk.Control) error {
 	return sdk.ServeMany(hosted)
 }
 
-// changing is a control plane that leaves little behind from its second config on, which replaces the first.
+// changing is a control plane that frees most memory of a config when a second one replaces the first.
 type changing struct {
 	sdk.Control
 	runs atomic.Bool
@@ -66,7 +66,7 @@ type shared struct {
 	uid     int
 }
 
-// starter returns what starts the control plane of a package inside the process.
+// starter returns a starter of the package's control plane inside the process.
 func (s *shared) starter(pkg string) starter {
 	return func(module string, listen, maps *os.File) (*process, error) {
 		s.mu.Lock()
@@ -87,8 +87,8 @@ func (s *shared) starter(pkg string) starter {
 	}
 }
 
-// member is one module's part of the process. It can end alone: closing its maps' socket, which is done by the run,
-// has the process let go of it. To end it by force ends the process, and with it the others, which start again.
+// member is one module's part of the process. It can end alone: the run closes its maps' socket, upon which the process
+// releases it. Killing it kills the process, and with it the others, which are started again.
 func member(whole *process) *process {
 	leave := make(chan struct{})
 	var once sync.Once
@@ -111,13 +111,13 @@ func member(whole *process) *process {
 		select {
 		case <-leave:
 		case <-whole.ended:
-			once.Do(func() {}) // the process's own reason stands
+			once.Do(func() {}) // the process's own reason has precedence
 		}
 	}()
 	return p
 }
 
-// ensure starts the process if there is none.
+// ensure starts the process unless it runs.
 func (s *shared) ensure() error {
 	if s.process != nil {
 		select {

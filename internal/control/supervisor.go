@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Times that calls may take. docs/control-planes.md promises them.
+// Time limits of calls, which docs/control-planes.md promises.
 const (
 	compileTime = 10 * time.Second
 	fillTime    = 30 * time.Second
@@ -28,7 +28,7 @@ const (
 const (
 	firstPause  = 500 * time.Millisecond
 	longestWait = 30 * time.Second
-	calmAfter   = time.Minute // a run that lasted so long is no crash loop
+	calmAfter   = time.Minute // a run that lasted this long does not count as a crash loop
 	maxMissed   = 3           // health checks without any answer
 )
 
@@ -43,7 +43,7 @@ type Supervisor struct {
 	start   func() (*run, error)
 	closing chan struct{}
 	closed  chan struct{}
-	changed chan struct{} // wakes the supervisor: what is wanted has changed
+	changed chan struct{} // wakes the supervisor: the wanted state has changed
 
 	grants []any // of capabilities that the manifest names
 
@@ -55,23 +55,23 @@ type Supervisor struct {
 	sending sync.Mutex // while maps of want are sent or closed
 
 	mu        sync.Mutex
-	toKeep    func() // waits for the call of Keep before it; may be nil
+	toKeep    func() // waits for the previous call of Keep; may be nil
 	isKeeping bool
 	run       *run          // nil while there is none
 	arrived   chan struct{} // closed when a run begins, and replaced
 	want      *live         // nil before the first Start
 	state     State
-	// startedWith is the map set that the present run has started with, empty before.
+	// startedWith is the map set that the current run has started with, empty before.
 	startedWith string
-	placed      *live         // what the present run has been notified of, or could not be
-	rest        chan struct{} // closed while the control plane is to be away
+	placed      *live         // the attachments that the current run has received or rejected
+	rest        chan struct{} // closed while the control plane is suspended
 	resume      chan struct{} // closed otherwise
 	serial      int           // makes names of map sets unique
 	progress    chan struct{} // closed and replaced whenever state changes
 	measured    []sdk.Sample  // its last metrics
 }
 
-// live is the map set that the control plane is to work on.
+// live is the map set that the control plane works on.
 type live struct {
 	name        string
 	config      json.RawMessage
@@ -83,19 +83,19 @@ type live struct {
 // State is the state of a control plane process.
 type State struct {
 	Running     bool
-	Started     bool   // has taken the present map set over
-	HealthKnown bool   // has been asked for its health since then
+	Started     bool   // it has started with the current map set
+	HealthKnown bool   // its health has been checked since then
 	Healthy     bool   // by its own word
 	Reason      string // why not
 	Restarts    int
 	PID         int
-	// Conditions are what else it reported with its last sign of health.
+	// Conditions are those that it reported with its last health answer.
 	Conditions []sdk.Condition
-	// Ejected are the instances of virtual services that it gives no new connections.
+	// Ejected are the instances of virtual services to which it sends no new connections.
 	Ejected []sdk.EjectedInstance
 }
 
-// sameStatus reports whether the states differ in reasons and figures only.
+// sameStatus reports whether the states differ at most in reasons and figures.
 func (s State) sameStatus(o State) bool {
 	same := func(c, d sdk.Condition) bool { return c.Type == d.Type && c.Status == d.Status }
 	return s.Running == o.Running && s.Started == o.Started &&
@@ -115,10 +115,10 @@ func newSupervisor(module string, p *pkgs.Package, opts Options, start starter) 
 	return supervisor
 }
 
-// Package is what the control plane belongs to.
+// Package returns the package of the control plane.
 func (p *Supervisor) Package() *pkgs.Package { return p.pkg }
 
-// State reports how it is.
+// State returns the state of the control plane.
 func (p *Supervisor) State() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,9 +137,9 @@ func (p *Supervisor) setState(change func(*State)) {
 	}
 }
 
-// Keep calls do in the background: keepAfter later, after the one before it, and before Close returns. One that still
-// waits then is discarded. It stores what is not needed until the next start of the agent: no change waits for it, and
-// many changes in a row take the CPU and the disk one file.
+// Keep calls do in the background: keepAfter later, after the previous call, and before Close returns. A call that is
+// still waiting then is discarded. Keep stores what is not needed until the next start of the agent: no change waits
+// for it, and a series of changes writes only one file.
 func (p *Supervisor) Keep(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -180,7 +180,7 @@ func (p *Supervisor) Close() {
 	p.keeping.Wait()
 }
 
-// Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.
+// Rest suspends the control plane until Resume, and returns when it has ended. What it worked on is kept.
 func (p *Supervisor) Rest() {
 	p.mu.Lock()
 	if !isClosed(p.rest) {
@@ -203,7 +203,7 @@ func (p *Supervisor) Rest() {
 	}
 }
 
-// Resume is the end of a Rest, if there was one.
+// Resume ends a Rest, if there is one.
 func (p *Supervisor) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -213,7 +213,7 @@ func (p *Supervisor) Resume() {
 	}
 }
 
-// turns are closed when the control plane is to rest, and when it is to continue.
+// turns returns channels that are closed when the control plane is to be suspended, and when it is to continue.
 func (p *Supervisor) turns() (rest, resume <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,7 +279,7 @@ func (p *Supervisor) supervise() {
 
 const resting = "rests while a new version shows that it is healthy"
 
-// live is one run, from its start to its end.
+// live runs one run, from its start to its end.
 func (p *Supervisor) live(rest <-chan struct{}) error {
 	r, err := p.start()
 	if err != nil {
@@ -319,7 +319,7 @@ func (p *Supervisor) live(rest <-chan struct{}) error {
 	return r.why
 }
 
-// syncUntilEnd keeps a run up to date and asks for its health, until it ends.
+// syncUntilEnd keeps a run in sync and checks its health, until it ends.
 func (p *Supervisor) syncUntilEnd(r *run) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

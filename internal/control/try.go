@@ -16,20 +16,20 @@ import (
 // tryCommand makes this binary a program that does nothing, which is started to test the sandbox.
 const tryCommand = "control-try"
 
-// tryName stands for it among the users of modules; no module can have this name.
+// tryName is its name among the users of modules; no module can have this name.
 const tryName = "(try)"
 
-// tryTime is more than a start takes on the slowest node.
+// tryTime is longer than a start takes on the slowest node.
 const tryTime = 30 * time.Second
 
-// Problem returns why this node cannot start control planes, as found out when the manager was made; nil if it can.
+// Problem returns why this node cannot start control planes, as determined when the manager was created; nil if it can.
 func (m *Manager) Problem() error { return m.problem }
 
-// Weaknesses are what the sandbox lacks on this node, for operators.
+// Weaknesses describes, for operators, the sandbox features that this node lacks.
 func (m *Manager) Weaknesses() []string { return m.weaknesses }
 
-// trySandbox starts a program in the sandbox of control planes, and waits for its end. Only this shows the limits of
-// the agent's own unit: its system call filter and its capabilities.
+// trySandbox starts a program in the sandbox of control planes, and waits for its end. This is the only way to detect
+// limits of the agent's own unit: its system call filter and its capabilities.
 func (m *Manager) trySandbox() error {
 	uid, err := m.users.take(tryName, -1)
 	if err != nil {

@@ -12,17 +12,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/lockfile"
 )
 
-// users hands out user ids that are not in use elsewhere on the machine: the range that systemd keeps for such
-// purposes. Agents on one machine share a file, where a lock on the byte at an id's offset means that the id is taken.
-// The kernel lets go of it with the agent, as of its control planes.
+// users allocates user ids that are not in use elsewhere on the machine, from the range that systemd reserves for such
+// purposes. Agents on one machine share a file, in which a lock on the byte at an id's offset means that the id is in
+// use. The kernel releases the lock when the agent ends, together with its control planes.
 type users struct {
-	locks *os.File // nil: this agent is taken for the only one
+	locks *os.File // nil: this agent is assumed to be the only one
 
 	mu    sync.Mutex
 	taken map[int]*user
 }
 
-// user is who runs the control planes of one module: in an upgrade two, which share the module's state directory.
+// user is the user of a module's control planes: during an upgrade there are two, which share the module's state
+// directory.
 type user struct {
 	module    string
 	processes int
@@ -70,8 +71,8 @@ func (u *users) claim(id int, module string) bool {
 	return true
 }
 
-// lock sets or removes the lock on an id. Open file description locks (Linux 3.15) do not mind who else in this process
-// closes the file.
+// lock sets or removes the lock on an id. Open file description locks (Linux 3.15) are not released when the file is
+// closed elsewhere in this process.
 func (u *users) lock(id int, kind int16) bool {
 	if u.locks == nil {
 		return true

@@ -9,8 +9,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// grantVirtualServices keeps a control plane up to date about all virtual services, and resolves the addresses that
-// it requests.
+// grantVirtualServices sends all virtual services, and their changes, to a control plane, and resolves the addresses
+// that it requests.
 func grantVirtualServices(o *Options, module string) any {
 	return serviceGrant{o.Services.Subscribe(module)}
 }

@@ -29,14 +29,14 @@ const (
 	healthEvery = 5 * time.Second
 )
 
-// untilTick is how long it is until the next tick of a period. All control planes have the same ticks: together they
-// wake the agent as often as one.
+// untilTick returns the time to the next tick of a period. All control planes share the ticks: together they wake the
+// agent as often as one.
 func untilTick(period time.Duration) time.Duration {
 	return period - time.Duration(time.Now().UnixNano())%period
 }
 
-// watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to
-// divide: there it is examined as rarely as files are. Elsewhere the sandbox's limits bound what can happen in between.
+// watchLimits ends a process that exceeds its limits. A cgroup stops memory sooner, if one is delegated to the agent:
+// memory is then checked as rarely as files. Otherwise the sandbox's limits bound what can happen in between.
 func watchLimits(p *process, spec sandbox.Spec, enclosed bool) {
 	period := limitsEvery
 	if enclosed {
@@ -55,7 +55,7 @@ func watchLimits(p *process, spec sandbox.Spec, enclosed bool) {
 		}
 		tick.Reset(untilTick(period))
 		now := runTime(processes)
-		if now > 0 && now == ran && (now == wrote || n < disk) { // who has not run has neither grown nor started others
+		if now > 0 && now == ran && (now == wrote || n < disk) { // a process that has not run has not grown
 			continue
 		}
 		processes = family(p.pid)
@@ -71,10 +71,10 @@ func watchLimits(p *process, spec sandbox.Spec, enclosed bool) {
 	}
 }
 
-// memoryOver says by how much processes are over their limit of memory; empty if they are not.
+// memoryOver describes by how much processes exceed their memory limit; empty if they do not.
 func memoryOver(pids []int, spec sandbox.Spec) string {
 	memory := resident(pids)
-	if !spec.Network { // else the sockets of the node are among those counted
+	if !spec.Network { // otherwise the node's sockets would be counted
 		memory += socketBuffers(pids[0])
 	}
 	if spec.Memory > 0 && memory > spec.Memory {
@@ -83,7 +83,7 @@ func memoryOver(pids []int, spec sandbox.Spec) string {
 	return ""
 }
 
-// diskOver does the same for what they may write.
+// diskOver does the same for the disk limit.
 func diskOver(pids []int, spec sandbox.Spec) string {
 	if spec.Disk <= 0 {
 		return ""
@@ -103,7 +103,7 @@ func memoryExceeded(used, limit int64) string {
 		used>>20, limit>>20)
 }
 
-// family are a process and those that it has started.
+// family is a process and its descendants.
 func family(pid int) []int {
 	all := []int{pid}
 	tasks := fmt.Sprintf("/proc/%d/task", pid)
@@ -118,8 +118,8 @@ func family(pid int) []int {
 	return all
 }
 
-// runTime is the CPU time of processes, by their clocks: clock_getcpuclockid(3). It does not block: the runtime, which
-// wakes a thread of its own to watch over other system calls, does not learn of this one.
+// runTime returns the CPU time of processes, by their clocks: clock_getcpuclockid(3). It does not block, so it is
+// hidden from the runtime, which would wake up a thread to watch over the system call.
 func runTime(pids []int) (sum time.Duration) {
 	const scheduled = 2 // CPUCLOCK_SCHED of the kernel: to the nanosecond
 	for _, pid := range pids {
@@ -130,8 +130,8 @@ func runTime(pids []int) (sum time.Duration) {
 	return sum
 }
 
-// resident is the memory of processes but for files: their own, what they share, swapped or not, and page tables. In
-// bytes.
+// resident returns the memory of processes without files, in bytes: private and shared memory, swapped or not, and page
+// tables.
 func resident(pids []int) (sum int64) {
 	for _, pid := range pids {
 		for line := range strings.Lines(procFile(fmt.Sprintf("/proc/%d/status", pid))) {
@@ -146,8 +146,8 @@ func resident(pids []int) (sum int64) {
 	return sum
 }
 
-// socketBuffers is what the sockets of a process's own network namespace can hold, in bytes. It cannot make their
-// buffers larger.
+// socketBuffers returns how much the sockets of a process's own network namespace can hold, in bytes. It cannot enlarge
+// their buffers.
 func socketBuffers(pid int) int64 {
 	text := procFile(fmt.Sprintf("/proc/%d/net/sockstat", pid))
 	var sockets int64
@@ -157,7 +157,7 @@ func socketBuffers(pid int) int64 {
 	return sockets * socketBuffer()
 }
 
-// socketBuffer is the size of a socket's buffer that the kernel gives without being asked.
+// socketBuffer is the kernel's default size of a socket's buffer.
 var socketBuffer = sync.OnceValue(func() int64 {
 	n, err := strconv.ParseInt(strings.TrimSpace(procFile("/proc/sys/net/core/wmem_default")), 10, 64)
 	if err != nil || n <= 0 {
@@ -166,7 +166,8 @@ var socketBuffer = sync.OnceValue(func() int64 {
 	return n
 })
 
-// procFile is the text of a file of proc(5), empty if its process is gone. os.ReadFile takes three times as long.
+// procFile returns the text of a file of proc(5), empty if its process has ended. os.ReadFile takes three times as
+// long.
 func procFile(path string) string {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -183,7 +184,7 @@ func procFile(path string) string {
 	}
 }
 
-// What a control plane may write to the log: this many lines at once, then this many a second.
+// Rate limit of a control plane's log: a burst of this many lines, then this many per second.
 const (
 	logBurst    = 100
 	logRate     = 10
@@ -191,12 +192,12 @@ const (
 	lossesEvery = 10 * time.Second
 )
 
-// logReader carries the output of a control plane into the agent's log.
+// logReader copies the output of a control plane to the agent's log.
 type logReader struct {
 	log     *slog.Logger
 	in      io.ReadCloser
-	highest slog.Level    // of its lines: errors in the log are the agent's
-	ended   chan struct{} // closed when all has been read
+	highest slog.Level    // of its lines: errors in the log are reserved for the agent
+	ended   chan struct{} // closed when everything has been read
 
 	mu   sync.Mutex
 	last string
@@ -206,7 +207,7 @@ func newLogReader(log *slog.Logger, in io.ReadCloser) *logReader {
 	return &logReader{log: log, in: in, highest: slog.LevelWarn, ended: make(chan struct{})}
 }
 
-// await returns when all that was written has been read, or after a moment: a child of the process may hold its end.
+// await returns when all output has been read, or after a moment: a child of the process may keep its end open.
 func (l *logReader) await() {
 	select {
 	case <-l.ended:

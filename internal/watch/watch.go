@@ -24,8 +24,8 @@ type Source interface {
 	Changed(names ...string)            // the result of Pending may have changed for these
 }
 
-// Subscription is what one control plane has received. It is safe for concurrent use, but every Next must be followed
-// by its Ack before the next one.
+// Subscription is the state of what one control plane has received. It is safe for concurrent use, but every Next must
+// be followed by its Ack before the next one.
 type Subscription struct {
 	Module string
 
@@ -35,18 +35,18 @@ type Subscription struct {
 
 	// Guarded by lock.
 	MapSet string // that updates are for
-	// Hold reports whether a change has to wait, until Wake; nil: none has.
+	// Hold reports whether a change has to wait until Wake; if Hold is nil, none has.
 	Hold     func(name string) bool
 	dirty    map[string]bool // to be sent again
 	sending  map[string]bool // in the update that has no Ack yet
-	rest     []string        // of a full sync: what is still to be sent
+	rest     []string        // of a full sync: resources that have not been sent yet
 	resets   bool            // the next update starts a full sync
 	syncing  bool            // a full sync is under way
 	complete bool            // a full sync has been acknowledged
 	failed   error           // of the last update
 }
 
-// Update is what is sent in one request. A kind of resources may add fields.
+// Update is the content of one request. A kind of resources may add fields.
 type Update struct {
 	MapSet   string            `json:"generation"`
 	Reset    bool              `json:"reset,omitempty"`
@@ -57,7 +57,7 @@ type Update struct {
 	size int // of Put
 }
 
-// Response is what the control plane's response is decoded into; nil if it has no body.
+// Response is the value into which the control plane's response is decoded; nil if it has no body.
 func (u *Update) Response() any { return nil }
 
 // New returns a subscription that starts with a full sync. The caller holds the lock, which guards the source.
@@ -73,7 +73,7 @@ func (s *Subscription) Notify(name string) {
 	s.Wake()
 }
 
-// Wake makes Ready receive.
+// Wake makes the channel of Ready receive a value.
 func (s *Subscription) Wake() {
 	select {
 	case s.ready <- struct{}{}:
@@ -81,7 +81,7 @@ func (s *Subscription) Wake() {
 	}
 }
 
-// Ready receives when Next may have an update.
+// Ready returns a channel that receives a value when Next may have an update.
 func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 
 // Restart starts a full sync for a map set, because the control plane has lost what it had received.
@@ -137,7 +137,7 @@ func (s *Subscription) add(u *Update, name string, remove bool) {
 	}
 }
 
-// room reports whether one more resource fits: the schemas limit each to half of MaxBytes.
+// room reports whether another resource fits: the schemas limit each to half of MaxBytes.
 func (u *Update) room() bool { return len(u.Put)+len(u.Remove) < MaxResources && u.size < MaxBytes/2 }
 
 // Ack records the result of the last update. After an error a full sync follows.
@@ -160,7 +160,7 @@ func (s *Subscription) Ack(u Update, err error) {
 	}
 }
 
-// Pending returns why the control plane does not have a resource in its present state, or "" if it has. The caller
+// Pending returns why the control plane does not have the current state of a resource, or "" if it has. The caller
 // holds the lock.
 func (s *Subscription) Pending(name string) string {
 	switch {
@@ -174,8 +174,8 @@ func (s *Subscription) Pending(name string) string {
 	return ""
 }
 
-// InProgress reports whether a control plane that has received all resources is about to receive one. The caller holds
-// the lock.
+// InProgress reports whether a control plane that has received all resources is about to receive a change of this one.
+// The caller holds the lock.
 func (s *Subscription) InProgress(name string) bool {
 	return s.complete && s.failed == nil && (s.dirty[name] || s.sending[name])
 }
