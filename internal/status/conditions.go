@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// Record gives the present conditions of a resource their transition times and the generation that they are about.
+// Record sets the transition times, and the observed generation, of the current conditions of a resource.
 func (nd *Node) Record(kind string, meta v1.ObjectMeta, now []v1.Condition) []v1.Condition {
 	return nd.Recorder.Record(Resource{Kind: kind, Name: meta.Name}, meta.Generation, now)
 }
@@ -68,7 +68,7 @@ func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, attachments int)
 	return out
 }
 
-// shadowConditions are there only for modules that miss packets.
+// shadowConditions returns a condition only for modules that miss packets.
 func (nd *Node) shadowConditions(name string) []v1.Condition {
 	text, shadowed := nd.Inputs().Shadowed(nd.Points)[name]
 	if !shadowed {
@@ -77,7 +77,7 @@ func (nd *Node) shadowConditions(name string) []v1.Condition {
 	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
 }
 
-// Inputs has what plans know of the modules.
+// Inputs returns the modules as plans see them.
 func (nd *Node) Inputs() plan.Inputs {
 	in := plan.Inputs{Modules: map[string]*plan.Module{}, Linker: dataplane.Linker(),
 		Functions: nd.Functions}
@@ -87,7 +87,7 @@ func (nd *Node) Inputs() plan.Inputs {
 	return in
 }
 
-// linkConditions are there only for modules that name an interface which they cannot read.
+// linkConditions returns a condition only for modules that name an interface which they cannot read.
 func (nd *Node) linkConditions(d *deploy.Module) []v1.Condition {
 	text := d.Unreadable(nd.Interfaces())
 	if text == "" {
@@ -96,7 +96,7 @@ func (nd *Node) linkConditions(d *deploy.Module) []v1.Condition {
 	return []v1.Condition{{Type: "LinkTypeSupported", Status: "False", Reason: "LinkTypeMismatch", Message: text}}
 }
 
-// verdictConditions are there only for modules that have returned invalid verdicts.
+// verdictConditions returns a condition only for modules that have returned invalid verdicts.
 func (nd *Node) verdictConditions(name string) []v1.Condition {
 	c := nd.Counters(name)
 	if c == nil {
@@ -140,7 +140,7 @@ func (nd *Node) repliesCondition(name string) v1.Condition {
 	return c
 }
 
-// placedCondition reports whether a module on sockets is attached wherever it is wanted.
+// placedCondition reports whether a module on sockets is attached wherever it should be.
 func (nd *Node) placedCondition(d *deploy.Module) v1.Condition {
 	c := v1.Condition{Type: "Placed", Status: "True", Reason: "AllAttached"}
 	if others := nd.neighbours(d); len(others) > 0 {
@@ -156,7 +156,7 @@ func (nd *Node) placedCondition(d *deploy.Module) v1.Condition {
 	return c
 }
 
-// neighbours are programs of others that see the sockets of a module's cgroups.
+// neighbours returns foreign programs that see the sockets of a module's cgroups.
 func (nd *Node) neighbours(d *deploy.Module) (out []string) {
 	for _, p := range nd.Points.Sorted() {
 		if p.Module != d.Dataplane.Name {
@@ -202,12 +202,12 @@ func (nd *Node) lostReplies() map[string]string {
 	return nd.Inputs().LostReplies(nd.Points, virtual)
 }
 
-// ReplyWarnings are for the client of a change: replies that are dropped on this node.
+// ReplyWarnings returns warnings for the client of a change: replies that are dropped on this node.
 func (nd *Node) ReplyWarnings() []string {
 	return slices.Compact(slices.Sorted(maps.Values(nd.lostReplies())))
 }
 
-// remoteConditions are there only for modules that make a service miss replies.
+// remoteConditions returns a condition only for modules that make a service miss replies.
 func (nd *Node) remoteConditions(name string) []v1.Condition {
 	text, lost := nd.lostReplies()[name]
 	if !lost {
@@ -216,7 +216,7 @@ func (nd *Node) remoteConditions(name string) []v1.Condition {
 	return []v1.Condition{{Type: "RemoteInstances", Status: "False", Reason: "RepliesDropped", Message: text}}
 }
 
-// CostOf returns what is known of a module's cost.
+// CostOf returns the known cost of a module.
 func (nd *Node) CostOf(d *deploy.Module) apply.Measured {
 	m, _ := nd.cost(d)
 	return m

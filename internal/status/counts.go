@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// CountsOf are the packets of one module, by hook and direction.
+// CountsOf returns the packet counts of one module, by hook and direction.
 func CountsOf(c dataplane.Counts, module string) (out []v1.ModuleCount) {
 	for _, key := range countKeys(c) {
 		if key.Module == module {
@@ -36,7 +36,7 @@ func countKeys(c dataplane.Counts) []dataplane.CountKey {
 	return keys
 }
 
-// ChainCounts are those of the modules of a chain, in its order, since it was linked, and how long packets take in it.
+// ChainCounts returns, in chain order, the counts of a chain's modules since it was linked, and its packet times.
 func ChainCounts(id string, c dataplane.ChainStats) v1.ChainCounts {
 	out := v1.ChainCounts{ID: id, Latency: latency(c.Latency)}
 	for i, s := range c.Members {
@@ -56,7 +56,7 @@ func latency(l dataplane.Latency) *v1.Sampled {
 	return &v1.Sampled{Packets: h.Count(), P50: h.Quantile(0.5), P99: h.Quantile(0.99)}
 }
 
-// count returns the counts of a module on one hook as the API has them: verdicts with no packets are left out.
+// count converts the counts of a module on one hook for the API: verdicts without packets are left out.
 func count(key dataplane.CountKey, s dataplane.Stats) v1.ModuleCount {
 	sum := s.Verdicts.Sum()
 	out := v1.ModuleCount{Module: key.Module, Hook: string(key.Side), Direction: string(key.Direction),
@@ -80,7 +80,7 @@ var latencyBounds = func() (out []float64) {
 	return out
 }()
 
-// powersOfTwo joins the buckets of a histogram, the last one of which has all that is larger.
+// powersOfTwo merges the buckets of a histogram into powers of two; the last one counts all larger values.
 func powersOfTwo(h sdk.Histogram) []uint64 {
 	out := make([]uint64, len(latencyBounds)+1)
 	for b, n := range h {
@@ -90,7 +90,7 @@ func powersOfTwo(h sdk.Histogram) []uint64 {
 	return out
 }
 
-// native counts each value as the largest one of its bucket, in seconds, of which powers of two are no bounds.
+// native counts each value as the largest one of its bucket, in seconds, in which powers of two are no bucket bounds.
 func native(h sdk.Histogram) *promtext.Native {
 	var out promtext.Native
 	for b, n := range h {

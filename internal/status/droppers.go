@@ -16,25 +16,25 @@ type Dropper struct {
 	Reason func(number int) string
 }
 
-// formerDroppers are modules that were removed since the agent has started: flows may still have drops of theirs.
+// formerDroppers are modules that were removed since the start of the agent: flows may still have drops of theirs.
 type formerDroppers []Dropper
 
-// mostFormer is how many removed modules are known: the oldest ones are forgotten.
+// mostFormer is the maximum number of removed modules that are remembered: the oldest ones are forgotten.
 const mostFormer = 256
 
-// add adds the modules of before that are not among those of now.
+// add adds the previous modules that no longer exist.
 func (f *formerDroppers) add(before, now map[string]*deploy.Module) {
 	for name, d := range before {
 		if now[name] != nil || d == nil || d.Pkg == nil {
 			continue
 		}
-		reasons := pkgs.Manifest{DropReasons: d.Pkg.DropReasons} // the rest, as its schema, may take megabytes
+		reasons := pkgs.Manifest{DropReasons: d.Pkg.DropReasons} // the rest, such as the schema, may take megabytes
 		all := append(slices.Clone(*f), Dropper{name, reasons.DropReason})
 		*f = all[max(0, len(all)-mostFormer):]
 	}
 }
 
-// Droppers returns all modules that may have dropped packets, by the number that the data plane knows them by.
+// Droppers returns all modules that may have dropped packets, by their number in the data plane.
 func (nd *Node) Droppers() map[uint32]Dropper {
 	out := map[uint32]Dropper{}
 	for _, d := range nd.former {

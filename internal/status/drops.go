@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// Counters are those of the map set of a module that sees packets.
+// Counters are the counters of the map set that a module's packets use.
 type Counters interface {
 	Memory() int64                                            // of its maps, in bytes
 	Events() *v1.Events                                       // nil if it sends none
@@ -23,14 +23,14 @@ type Counters interface {
 	DropsOf([]dataplane.DropKey) map[dataplane.DropKey]uint64 // some of them
 }
 
-// Drops are the counters of a module that are not zero, by name of the reason.
+// Drops returns the nonzero drop counters of a module, by name of the reason.
 func (nd *Node) Drops(module string) []v1.Drop {
 	return nd.drops(module, nd.Owners(), func(c Counters, _ []uint64) map[dataplane.DropKey]uint64 {
 		return c.DropsByInterface()
 	})
 }
 
-// drops are the counters of a module that are not zero, and what read returns of them by interface.
+// drops returns the nonzero drop counters of a module, and by interface those that read returns.
 func (nd *Node) drops(module string, owners map[int]string,
 	read func(c Counters, counts []uint64) map[dataplane.DropKey]uint64) []v1.Drop {
 	c := nd.Counters(module)
@@ -54,7 +54,7 @@ func (nd *Node) drops(module string, owners map[int]string,
 	return out
 }
 
-// dropsByService are a module's drops of services, by reason, in the order of the services' names.
+// dropsByService returns the drops of a module by service and reason, ordered by service name.
 func dropsByService(counts map[dataplane.DropKey]uint64, owners map[int]string) map[int][]v1.ServiceDrop {
 	sums := map[int]map[string]uint64{}
 	for key, n := range counts {
@@ -76,7 +76,7 @@ func dropsByService(counts map[dataplane.DropKey]uint64, owners map[int]string) 
 	return out
 }
 
-// Owners are the services whose interfaces run a chain, by interface.
+// Owners maps interfaces with chains to their services.
 func (nd *Node) Owners() map[int]string {
 	out := map[int]string{}
 	for p, place := range nd.Points {
@@ -87,10 +87,10 @@ func (nd *Node) Owners() map[int]string {
 	return out
 }
 
-// serviceDrops are the drops of all services, by module and reason.
+// serviceDrops returns the drops of all services, by module and reason.
 func (nd *Node) serviceDrops() map[string][]v1.ModuleDrop { return nd.dropsPerService(nd.Drops) }
 
-// dropsOf are the drops of one service, by module and reason. The counters of other interfaces are not read.
+// dropsOf returns the drops of one service, by module and reason. It does not read counters of other interfaces.
 func (nd *Node) dropsOf(service string) []v1.ModuleDrop {
 	owners := nd.Owners()
 	maps.DeleteFunc(owners, func(_ int, owner string) bool { return owner != service })
@@ -101,7 +101,7 @@ func (nd *Node) dropsOf(service string) []v1.ModuleDrop {
 	})[service]
 }
 
-// keysOf are the keys of interfaces, with the reasons for which any packet was dropped.
+// keysOf returns the keys for these interfaces and all reasons for which packets were dropped.
 func keysOf(interfaces map[int]string, counts []uint64) (keys []dataplane.DropKey) {
 	for reason, n := range counts {
 		for ifindex := range interfaces {
@@ -125,13 +125,13 @@ func (nd *Node) dropsPerService(drops func(module string) []v1.Drop) map[string]
 	return out
 }
 
-// ReasonNames returns the names of drop reasons by module, for those who read events without the lock of the state.
+// ReasonNames returns the names of drop reasons by module, for event readers that do not hold the lock of the state.
 func (nd *Node) ReasonNames() func(module string, reason int) string {
 	known := maps.Clone(nd.Modules)
 	return func(module string, reason int) string { return reasonName(known[module], reason) }
 }
 
-// NoteNames returns the names of notes by module, as ReasonNames those of reasons: a number without a name is itself.
+// NoteNames returns the names of notes by module, like ReasonNames: a number without a name stays a number.
 func (nd *Node) NoteNames() func(module string, note int) string {
 	known := maps.Clone(nd.Modules)
 	return func(module string, note int) string {
@@ -143,7 +143,7 @@ func (nd *Node) NoteNames() func(module string, note int) string {
 	}
 }
 
-// reasonName prefers the names that the package's manifest gives to its own reasons.
+// reasonName prefers the package manifest's names of its own reasons.
 func reasonName(d *deploy.Module, reason int) string {
 	if d != nil && d.Pkg != nil {
 		if name := d.Pkg.DropReason(reason); name != "" {

@@ -20,7 +20,7 @@ import (
 )
 
 // Collect adds the metrics of the state: what is deployed, and the counters of modules. Between two resources it calls
-// pause, in which the state may change.
+// pause, during which the state may change.
 func (nd *Node) Collect(out *promtext.Set, pause func()) {
 	out.Gauge("kerb_modules", "Modules deployed.", float64(nd.Desired.Len(resource.Module)))
 	out.Gauge("kerb_services", "Services registered.", float64(nd.Desired.Len(resource.Service)))
@@ -55,7 +55,7 @@ func (nd *Node) collectModule(name string, c Counters, out *promtext.Set) {
 	}
 }
 
-// collectCost gives the figures as metrics.
+// collectCost adds the costs as metrics.
 func collectCost(module string, m apply.Measured, out *promtext.Set) {
 	for _, l := range m.Latency {
 		out.Gauge("kerb_module_cost_seconds",
@@ -64,14 +64,14 @@ func collectCost(module string, m apply.Measured, out *promtext.Set) {
 	}
 }
 
-// Scrape adds the metrics of control planes, by module. It returns the modules some of whose metrics are left out, with
-// the name of one.
+// Scrape adds the metrics of control planes, by module. It returns, by module, the name of a metric that is left out,
+// for modules with such metrics.
 func Scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*control.Supervisor,
 	out *promtext.Set) (clashes map[string]string) {
 	return exportSamples(scrape(ctx, log, supervisors), out)
 }
 
-// scraped is what a module's control plane answered to a scrape.
+// scraped is a module's answer to a scrape.
 type scraped struct {
 	module  string
 	pkg     string
@@ -81,7 +81,7 @@ type scraped struct {
 	samples []sdk.Sample
 }
 
-// scrape asks all control planes at once. Those of built-in packages come first in the answer.
+// scrape scrapes all control planes concurrently. Built-in packages come first in the result.
 func scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*control.Supervisor) []scraped {
 	names := slices.Sorted(maps.Keys(supervisors))
 	out := make([]scraped, len(names))
@@ -102,8 +102,8 @@ func scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*contr
 	return out
 }
 
-// exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with
-// the name of one: it means something else in another module, which comes before it.
+// exportPlanes writes the metrics of control planes. It returns, by module, the name of a metric that is left out
+// because it has another meaning in a module that precedes it.
 func exportSamples(all []scraped, out *promtext.Set) (clashes map[string]string) {
 	families := map[string]sdk.Sample{}
 	clashes = map[string]string{}
@@ -129,7 +129,7 @@ func exportSamples(all []scraped, out *promtext.Set) (clashes map[string]string)
 	return clashes
 }
 
-// family is the name of a metric. Those of built-in packages and of the agent are reserved: packages of others have a
+// family returns the name of a metric. Names of built-in packages and of the agent are reserved: other packages have a
 // prefix.
 func (m scraped) family(s sdk.Sample) string {
 	prefix := "kerb_x_"
@@ -146,7 +146,7 @@ func boolValue(b bool) float64 {
 	return 0
 }
 
-// addSample adds what a control plane measured.
+// addSample adds a sample of a control plane.
 func addSample(out *promtext.Set, module, name string, s sdk.Sample) {
 	labels := []string{"module", module}
 	for _, key := range slices.Sorted(maps.Keys(s.Labels)) {

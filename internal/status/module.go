@@ -32,7 +32,7 @@ func (nd *Node) Module(m v1.Module) v1.Module {
 	return m
 }
 
-// moduleReady reports whether a module runs; missing says what it selects and the node does not have.
+// moduleReady reports whether a module runs; missing lists what it selects and does not exist on the node.
 func (nd *Node) moduleReady(d *deploy.Module, attachments int, missing string) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
@@ -54,7 +54,7 @@ func (nd *Node) moduleReady(d *deploy.Module, attachments int, missing string) v
 	return c
 }
 
-// ControlCondition reports the state of a control plane. The data plane continues in any case.
+// ControlCondition returns the condition for the state of a control plane. The data plane continues in any case.
 func ControlCondition(s control.State) v1.Condition {
 	c := v1.Condition{Type: "ControlPlane", Status: "True", Reason: "Running"}
 	switch {
@@ -71,7 +71,7 @@ func ControlCondition(s control.State) v1.Condition {
 	return c
 }
 
-// extraConditions are those that only some modules have.
+// extraConditions returns conditions that only some modules have.
 func (nd *Node) extraConditions(d *deploy.Module) []v1.Condition {
 	var out []v1.Condition
 	for _, c := range d.Control.Conditions() {
@@ -102,7 +102,7 @@ func (nd *Node) Attachments(name string) []v1.Attachment {
 	return out
 }
 
-// attached is the number of Attachments.
+// attached returns the number of Attachments.
 func (nd *Node) attached(name string) (n int) {
 	for p, place := range nd.Points {
 		if p.Module == name {
@@ -118,7 +118,7 @@ func (nd *Node) attached(name string) (n int) {
 	return n
 }
 
-// socketAttachments are those of a module on sockets: one for each service or cgroup.
+// socketAttachments returns the attachments of a module on sockets: one for each service or cgroup.
 func socketAttachments(place plan.Placement) (out []v1.Attachment) {
 	for _, i := range place.Attachments {
 		out = append(out, v1.Attachment{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex),

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent
+// Node is the current state of the agent, from which status and conditions are computed. It is not safe for concurrent
 // use.
 type Node struct {
 	Desired   resource.State
@@ -26,29 +26,29 @@ type Node struct {
 	Services  map[string]service.State // at the last reconciliation
 	Points    plan.Placements
 	Sockets   *observe.Sockets       // nil before the first reconciliation
-	NoReplies map[int]error          // interfaces whose other end does not receive replies of native XDP
-	Problem   error                  // of the last reconciliation
-	Reordered map[chain.Point]string // chains that a reconciliation, not a change, has given another order
-	Functions bool                   // in chains, modules stay functions
+	NoReplies map[int]error          // interfaces whose peer does not receive replies from native XDP
+	Problem   error                  // error of the last reconciliation
+	Reordered map[chain.Point]string // chains whose order a reconciliation, not a change, has changed
+	Functions bool                   // modules stay separate functions in chains
 	former    formerDroppers
 
 	Sources
 }
 
-// Sources are what the state does not hold. They are safe for concurrent use, but for Counters.
+// Sources provide what the state does not contain. They are safe for concurrent use, except Counters.
 type Sources struct {
 	Recorder   *Recorder
 	Virtual    Virtual
 	Model      func(name string) *v1.ModelStatus // nil if it is just coming
 	CgroupRoot string                            // of the sockets of services
 	Agent      func() Agent
-	Counters   func(module string) Counters            // nil: no map set sees packets
+	Counters   func(module string) Counters            // nil: the module has no map set in use
 	Cost       func(key string) (apply.Measured, bool) // by apply.Candidate.Key
 	Mode       func(chain.Point) string                // how programs run there
-	Programs   func(chain.Point) []string              // all that run there, foreign ones included
+	Programs   func(chain.Point) []string              // all programs there, including foreign ones
 	Interfaces func() map[string]service.Link          // of the node
-	LostMetric func(module string) string              // one that is not exported, as its name is taken
-	SetProblem func(set string) error                  // why the kernel does not have it as it is stored
+	LostMetric func(module string) string              // a metric that is not exported, because its name is taken
+	SetProblem func(set string) error                  // why the kernel does not have it as stored
 }
 
 // Virtual are the virtual services.
@@ -57,9 +57,9 @@ type Virtual interface {
 	View(name string) (v1.VirtualService, bool)
 }
 
-// Agent is what the conditions of the agent itself are about.
+// Agent is the input for the conditions of the agent itself.
 type Agent struct {
-	Starting       bool // the first reconciliation is still to come
+	Starting       bool // the first reconciliation has not finished
 	StoreReadOnly  bool
 	StoreLost      bool
 	ControlProblem error         // why control planes cannot start
@@ -67,10 +67,10 @@ type Agent struct {
 	Integrations   *v1.Condition // nil without any
 }
 
-// Itself is what the conditions of the agent belong to.
+// Itself is the resource of the agent's conditions.
 var Itself = Resource{Kind: "Agent"}
 
-// Running returns the chains of packets that run, by identity, and the modules of all chains.
+// Running returns the running chains of packets by identity, and the modules of all chains.
 func (nd *Node) Running() (map[string]chain.Spec, map[string]dataplane.Module) {
 	chains, modules := map[string]chain.Spec{}, map[string]dataplane.Module{}
 	for p, place := range nd.Points {
@@ -84,7 +84,7 @@ func (nd *Node) Running() (map[string]chain.Spec, map[string]dataplane.Module) {
 	return chains, modules
 }
 
-// Observation is what is observed for the next desired state: the services and interfaces that it is about.
+// Observation returns what is to be observed for the next desired state: its services and interfaces.
 func (nd *Node) Observation(next resource.State) observe.Request {
 	return observe.Request{Services: maps.Collect(resource.Service.All(next)),
 		Before:  maps.Collect(resource.Service.All(nd.Desired)),
@@ -96,7 +96,7 @@ func (nd *Node) RecordAgent() []v1.Condition {
 	return nd.Recorder.Record(Itself, 0, nd.agentConditions(nd.Agent()))
 }
 
-// Evaluate records the conditions of the agent, a module or a service from what the agent knows alone.
+// Evaluate records the conditions of the agent, a module or a service that depend only on the agent's state.
 func (nd *Node) Evaluate(of Resource) {
 	if of == Itself {
 		nd.RecordAgent()
@@ -120,8 +120,8 @@ func (nd *Node) EnqueueAll() {
 	nd.Recorder.Enqueue(all...)
 }
 
-// ForgetWithout forgets the conditions of resources that next has no more: one that is created again starts without.
-// Of modules it remembers why they may have dropped packets.
+// ForgetWithout forgets the conditions of resources that next does not contain: if re-created, they start without. Of
+// removed modules it keeps the names of drop reasons.
 func (nd *Node) ForgetWithout(next resource.State, modules map[string]*deploy.Module) {
 	nd.former.add(nd.Modules, modules)
 	for kind, all := range nd.Desired {
@@ -160,7 +160,7 @@ func (nd *Node) agentConditions(a Agent) []v1.Condition {
 	return out
 }
 
-// controlPlanes sums the control planes up.
+// controlPlanes summarizes the control planes.
 func (nd *Node) controlPlanes(a Agent) v1.Condition {
 	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running"}
 	if err := a.ControlProblem; err != nil {

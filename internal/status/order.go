@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// NoteOrder keeps which chains a reconciliation has given another order, as long as they are there. It returns what has
-// come to them.
+// NoteOrder records the chains whose order a reconciliation has changed, as long as they exist. It returns the new
+// ones.
 func (nd *Node) NoteOrder(r apply.Result, points plan.Placements) map[chain.Point]string {
 	changed := reordered(r, points)
 	maps.DeleteFunc(nd.Reordered, func(p chain.Point, _ string) bool { return len(points[p].Chain.Members) == 0 })
@@ -28,7 +28,7 @@ func (nd *Node) NoteOrder(r apply.Result, points plan.Placements) map[chain.Poin
 	return changed
 }
 
-// reordered describes the chains to which the steps that were taken give the modules that they have in another order.
+// reordered describes the chains whose modules the executed steps have put in another order.
 func reordered(r apply.Result, points plan.Placements) map[chain.Point]string {
 	out := map[chain.Point]string{}
 	for _, s := range r.Steps {
@@ -43,15 +43,15 @@ func reordered(r apply.Result, points plan.Placements) map[chain.Point]string {
 	return out
 }
 
-// sameOrder reports whether two chains have other modules, or the same ones in the same order. One that cannot run has
-// its place only where its package can be read.
+// sameOrder reports whether two chains have different modules, or the same ones in the same order. A module that cannot
+// run has a position only if its package can be read.
 func sameOrder(a, b chain.Spec) bool {
 	was, is := memberNames(a), memberNames(b)
 	return slices.Equal(was, is) || standsIn(a) || standsIn(b) ||
 		!slices.Equal(slices.Sorted(slices.Values(was)), slices.Sorted(slices.Values(is)))
 }
 
-// standsIn reports whether a module of a chain cannot run.
+// standsIn reports whether the member replaces a module that cannot run.
 func standsIn(spec chain.Spec) bool {
 	return slices.ContainsFunc(spec.Members, func(m chain.Member) bool { return m.ID == dataplane.UnavailableID })
 }
@@ -63,11 +63,11 @@ func memberNames(spec chain.Spec) (out []string) {
 	return out
 }
 
-// maxReordered is how many chains the condition names.
+// maxReordered is the number of chains that the condition names.
 const maxReordered = 10
 
-// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the
-// agent or of a package. Changes of the operator are not reconciliations.
+// orderConditions returns a condition only after a start of the agent that has changed the order of modules, through an
+// upgrade of the agent or of a package. Changes by the operator are not reconciliations.
 func (nd *Node) orderConditions() []v1.Condition {
 	if len(nd.Reordered) == 0 {
 		return nil

@@ -13,9 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets, models and
-// virtual services, and what counters and labels show. Between two of them it calls pause, in which the state may
-// change.
+// Problems lists all problems: every condition that is False, of the agent, modules, services, sets, models and virtual
+// services, and problems derived from counters and labels. Between two of them it calls pause, during which the state
+// may change.
 func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
@@ -28,7 +28,7 @@ func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	}
 	for _, c := range nd.RecordAgent() {
 		switch {
-		case c.Type == "ControlPlanes": // a condition of each module, too
+		case c.Type == "ControlPlanes": // also a condition of each module
 		case c.Type == "StoreLost": // is True when it is wrong
 			c.Status = "False"
 			fallthrough
@@ -66,7 +66,7 @@ func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	return out
 }
 
-// missing names what a module selects and the node does not have; empty if there is all.
+// missing names what a module selects and does not exist on the node; empty if everything exists.
 func (nd *Node) missing(m v1.Module) string {
 	var parts []string
 	d := nd.Modules[m.Metadata.Name]
@@ -94,7 +94,7 @@ func (nd *Node) selects(d *deploy.Module) bool {
 	return false
 }
 
-// ModuleWarnings are for who has applied modules: what they select and is not there, and budgets that they exceed.
+// ModuleWarnings returns warnings for the client of a change: selected objects that do not exist, and exceeded budgets.
 func (nd *Node) ModuleWarnings(asked []v1.Module) (out []string) {
 	for _, m := range asked {
 		name := m.Metadata.Name
@@ -112,7 +112,7 @@ func (nd *Node) ModuleWarnings(asked []v1.Module) (out []string) {
 	return out
 }
 
-// cannotRun lists the modules that do not run, and the effect; empty if there are none.
+// cannotRun lists the modules that do not run, and the effect; empty if all run.
 func (nd *Node) cannotRun() string {
 	var failed []string
 	for _, name := range slices.Sorted(maps.Keys(nd.Modules)) {

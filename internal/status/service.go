@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// ServiceView returns a function that adds its status to a service, as lists show it. What all services need is read
-// once. programs are the kernel's ids of chains that run.
+// ServiceView returns a function that adds the status to a service, as in lists. Data for all services is read once.
+// programs are the kernel's ids of running chains.
 func (nd *Node) ServiceView(programs map[chain.Point]uint32) func(v1.Service) v1.Service {
 	drops, sockets := nd.serviceDrops(), nd.serviceSockets()
 	return func(s v1.Service) v1.Service {
@@ -24,13 +24,13 @@ func (nd *Node) ServiceView(programs map[chain.Point]uint32) func(v1.Service) v1
 	}
 }
 
-// ServiceDetail adds its status to one service, and reads of the kernel only what is about it.
+// ServiceDetail adds the status to one service, and reads only its data from the kernel.
 func (nd *Node) ServiceDetail(s v1.Service, programs map[chain.Point]uint32) v1.Service {
 	name := s.Metadata.Name
 	return nd.serviceStatus(s, programs, v1.ServiceStatus{Sockets: nd.serviceSockets()[name], Drops: nd.dropsOf(name)})
 }
 
-// ServicePoints are the attach points of a service that have chains of packets.
+// ServicePoints returns the attach points of a service that have chains of packets.
 func (nd *Node) ServicePoints(name string) (out []chain.Point) {
 	for _, l := range nd.Services[name].Links {
 		for side := range plan.ServiceSides {
@@ -43,7 +43,7 @@ func (nd *Node) ServicePoints(name string) (out []chain.Point) {
 	return out
 }
 
-// serviceSockets are the modules on the sockets of all services.
+// serviceSockets returns the modules on the sockets of all services.
 func (nd *Node) serviceSockets() map[string][]string {
 	out := map[string][]string{}
 	for _, p := range nd.Points.Sorted() {
@@ -76,7 +76,8 @@ func (nd *Node) serviceStatus(s v1.Service, programs map[chain.Point]uint32, kno
 	return s
 }
 
-// AddPrograms adds what else runs on the hooks of a service: lists leave it out, as the kernel is asked for each hook.
+// AddPrograms adds the foreign programs on a service's hooks: lists omit them, because the kernel is queried for each
+// hook.
 func (nd *Node) AddPrograms(s *v1.Service) {
 	for _, l := range s.Status.Links {
 		for i, h := range l.Hooks {
@@ -93,7 +94,7 @@ func (nd *Node) hookState(p chain.Point, place plan.Placement, program uint32) v
 	return h
 }
 
-// serviceReady returns the condition Ready. A service whose process runs and whose veth is not there yet is
+// serviceReady returns the condition Ready. A service whose process runs and whose veth does not exist yet is
 // NoInterface: CNI plugins create it a moment later.
 func serviceReady(state service.State) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False"}
@@ -108,7 +109,7 @@ func serviceReady(state service.State) v1.Condition {
 	return c
 }
 
-// movedConditions are there only for services whose interfaces are no longer where the service is registered.
+// movedConditions returns a condition only for services whose interfaces have left the registered network namespace.
 func movedConditions(state service.State) []v1.Condition {
 	var names []string
 	for _, l := range state.Links {
@@ -125,7 +126,7 @@ func movedConditions(state service.State) []v1.Condition {
 			strings.Join(names, ", "))}}
 }
 
-// Chain returns a chain with where it runs.
+// Chain returns a chain with its attach points.
 func (nd *Node) Chain(c chain.Pinned, points []chain.Attached) v1.Chain {
 	cost := apply.ChainCost(c.Spec, func(module string) apply.Measured { return nd.CostOf(nd.Modules[module]) })
 	view := v1.Chain{Cost: cost, ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction),

@@ -27,7 +27,7 @@ func (nd *Node) SetUsers() map[string][]string {
 	return out
 }
 
-// Sets is what the sets in the kernel follow from.
+// Sets returns the inputs of the sets in the kernel.
 func (nd *Node) Sets() sets.State {
 	return sets.State{Desired: nd.Desired, Modules: nd.Modules, Services: nd.Services}
 }

@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Resource identifies what conditions belong to. The agent itself has no name.
+// Resource identifies the object of conditions. The agent itself has no name.
 type Resource struct{ Kind, Name string }
 
-// Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and
-// calls nothing under its lock.
+// Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and makes
+// no calls while it holds its lock.
 type Recorder struct {
-	// OnTransition is called when a condition has become False, or is no longer; may be nil.
+	// OnTransition is called when a condition has become False, or is no longer False; may be nil.
 	OnTransition func(of Resource, now v1.Condition)
 
 	mu      sync.Mutex
@@ -35,16 +35,16 @@ func NewRecorder() *Recorder {
 		version: time.Now().UnixMilli()}
 }
 
-// Version returns a number that is another one when a condition has become different, when something has happened
-// that conditions depend on, and after a start of the agent.
+// Version returns a number that changes when a condition changes, when something happens that conditions depend on, and
+// when the agent starts.
 func (r *Recorder) Version() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.version
 }
 
-// Record takes the present conditions of a resource, evaluated for a generation of its spec, and returns them with
-// the times of their last transitions.
+// Record stores the current conditions of a resource, evaluated for a generation of its spec, and returns them with
+// their transition times.
 func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v1.Condition {
 	r.mu.Lock()
 	before := r.known[of]
@@ -68,7 +68,7 @@ func alike(a, b v1.Condition) bool {
 	return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
 }
 
-// report passes on what has become wrong, and what is right again.
+// report reports new problems, and those that are resolved.
 func (r *Recorder) report(of Resource, before, now []v1.Condition) {
 	for _, c := range now {
 		was := "" // unknown
@@ -92,8 +92,8 @@ func (r *Recorder) Forget(all ...Resource) {
 	}
 }
 
-// Problems counts what was wrong when conditions were evaluated last: those that are False. What ControlPlanes of the
-// agent sums up is a condition of a module, too.
+// Problems counts the conditions that were False when they were last evaluated. The agent's ControlPlanes, which
+// summarizes conditions of modules, is not counted.
 func (r *Recorder) Problems() (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,7 +107,7 @@ func (r *Recorder) Problems() (n int) {
 	return n
 }
 
-// Enqueue queues resources for evaluation of their conditions, because what these depend on has changed.
+// Enqueue queues resources whose conditions are to be evaluated because their inputs have changed.
 func (r *Recorder) Enqueue(all ...Resource) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,12 +126,11 @@ func (r *Recorder) EnqueueKind(kind string) func(name string) {
 	return func(name string) { r.Enqueue(Resource{Kind: kind, Name: name}) }
 }
 
-// gather is how long marks are collected: to evaluate conditions takes the CPU from changes that follow each other.
-// Those that are read are evaluated at once.
+// gather is how long queued resources are collected: evaluating conditions takes CPU time from successive changes.
+// Conditions that are read are evaluated immediately.
 const gather = 100 * time.Millisecond
 
-// Run calls evaluate for marked resources until ctx ends. Resources that are marked several times before that are
-// evaluated once.
+// Run calls evaluate for queued resources until ctx ends. A resource that was queued several times is evaluated once.
 func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
 	for {
 		select {

@@ -9,10 +9,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// TracedPoints are the attach points that a request is about. f gets the network namespace of its service.
+// TracedPoints returns the attach points that a request selects. f gets the network namespace of its service.
 func (nd *Node) TracedPoints(r v1.TraceRequest, f *dataplane.TraceFilter) (plan.Placements, error) {
 	m := nd.Modules[r.Module]
-	alone := m != nil && m.Sockets // that module sees no packets
+	alone := m != nil && m.Sockets // the module sees no packets
 	messages := alone || r.Messages
 	if messages && f.Expression != nil {
 		return nil, &apierrors.Invalid{Field: "program", Reason: "expressions select frames, which messages do not " +

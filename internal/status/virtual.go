@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// VirtualService returns one as it was applied or found, with the times of its conditions.
+// VirtualService returns a virtual service as it was applied or found, with the transition times of its conditions.
 func (nd *Node) VirtualService(name string, desired resource.State) (v1.VirtualService, bool) {
 	s, ok := nd.Virtual.View(name)
 	if !ok {
@@ -21,7 +21,7 @@ func (nd *Node) VirtualService(name string, desired resource.State) (v1.VirtualS
 	return s, true
 }
 
-// withOwn shows what was applied as it was applied.
+// withOwn returns applied virtual services as they were applied.
 func withOwn(s v1.VirtualService, desired resource.State) v1.VirtualService {
 	own, ok := resource.VirtualService.Get(desired, s.Metadata.Name)
 	if ok && s.Status.Source == v1.SourceStatic {
@@ -30,7 +30,7 @@ func withOwn(s v1.VirtualService, desired resource.State) v1.VirtualService {
 	return s
 }
 
-// Ejected is why modules give instances no new connections, by virtual service and instance.
+// Ejected returns why modules send no new connections to instances, by virtual service and instance.
 func (nd *Node) Ejected() map[[2]string]string {
 	out := map[[2]string]string{}
 	for name, d := range nd.Modules {
@@ -44,7 +44,7 @@ func (nd *Node) Ejected() map[[2]string]string {
 	return out
 }
 
-// WithEjected shows which instances get no new connections, in their status and in the condition Ready.
+// WithEjected shows the instances that get no new connections, in their status and in the condition Ready.
 func WithEjected(s v1.VirtualService, ejected map[[2]string]string) v1.VirtualService {
 	status := *s.Status
 	status.Instances = slices.Clone(status.Instances)

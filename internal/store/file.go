@@ -26,7 +26,7 @@ import (
 )
 
 // Each kind has a bucket of JSON by name; version 1 had no virtual services, version 2 no models. The digest covers all
-// of them, because bbolt itself does not notice a changed byte in a data page.
+// of them, because bbolt itself does not detect a changed byte in a data page.
 var (
 	bucketMeta   = []byte("meta")
 	keySchema    = []byte("schema")
@@ -43,8 +43,8 @@ func versionsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "
 // schema3 are the buckets of schema version 3, in the order in which the digest covers them.
 var schema3 = []string{"modules", "services", "virtualservices", "models", "modelversions"}
 
-// buckets are those of all kinds, in the order of the digest, which is part of the format: those of schema3, then all
-// others in the order of their names. The order in which kinds are listed for users does not matter.
+// buckets are the buckets of all kinds, in the order of the digest, which is part of the format: those of schema3, then
+// all others ordered by name. The order in which kinds are listed for users is independent of it.
 func buckets() (out [][]byte) {
 	for _, kind := range resource.Kinds() {
 		out = append(out, bucketOf(kind))
@@ -67,11 +67,11 @@ func digestRank(bucket []byte) int {
 	return len(schema3)
 }
 
-// errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
+// errPanic marks a panic of bbolt, which is its reaction to damaged pages.
 var errPanic = errors.New("unreadable page")
 
-// contain turns panics in do into errors, and memory faults: bbolt follows page numbers and lengths of a damaged file
-// to wherever they point.
+// contain turns panics and memory faults in do into errors: bbolt follows page numbers and lengths of a damaged file to
+// any address.
 func contain(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -82,7 +82,7 @@ func contain(do func() error) (err error) {
 	return do()
 }
 
-// lock locks an open file for this process alone. Readers of bbolt share a lock. Errors: ErrLocked.
+// lock locks an open file exclusively. Readers of bbolt share a lock. Errors: ErrLocked.
 func lock(file *os.File) error {
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(lockRetry) {
 		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -98,7 +98,7 @@ func lock(file *os.File) error {
 	}
 }
 
-// isAt reports whether path still names the file: a process that had the store open may have replaced it.
+// isAt reports whether path still refers to the file: a process that had the store open may have replaced it.
 func isAt(file *os.File, path string) (bool, error) {
 	a, err := file.Stat()
 	if err != nil {
@@ -111,8 +111,8 @@ func isAt(file *os.File, path string) (bool, error) {
 	return err == nil && os.SameFile(a, b), err
 }
 
-// ensure makes the file at path if there is none. It is made under another name and linked into place, so that a file
-// that exists is always complete: one of length zero has lost its content.
+// ensure creates the file at path if it does not exist. It is created under another name and linked into place, so that
+// an existing file is always complete: a file of length zero has lost its content.
 func ensure(path string, recovered bool) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -143,10 +143,10 @@ func initialize(path string, recovered bool) error {
 	return errors.Join(err, db.Close())
 }
 
-// copyTo makes a copy of a store, which is open for writing, and renames it to path, whose lock the caller holds.
+// copyTo copies a store, open for writing, and renames the copy to path, whose lock the caller holds.
 func copyTo(path string, from *bbolt.DB) (*bbolt.DB, error) {
 	next := path + ".new"
-	if err := removeIfThere(next); err != nil { // of a process that was killed
+	if err := removeIfThere(next); err != nil { // of a killed process
 		return nil, err
 	}
 	db, err := bbolt.Open(next, 0o600, &bbolt.Options{Timeout: lockWait})
@@ -176,8 +176,8 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-// layOut creates the buckets of an empty store. recovered notes that it takes the place of a damaged one, until
-// modules are applied again.
+// layOut creates the buckets of an empty store. recovered records that it replaces a damaged one, until modules are
+// applied again.
 func layOut(tx *bbolt.Tx, recovered bool) error {
 	for _, name := range append(buckets(), bucketMeta) {
 		if _, err := tx.CreateBucket(name); err != nil {
@@ -202,7 +202,7 @@ func syncDir(path string) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// digest is the SHA-256 of all resources.
+// digest returns the SHA-256 of all resources.
 func digest(tx *bbolt.Tx) []byte {
 	h := sha256.New()
 	for _, name := range buckets() {
@@ -210,7 +210,7 @@ func digest(tx *bbolt.Tx) []byte {
 			continue
 		}
 		fmt.Fprintf(h, "%s\n", name)
-		_ = tx.Bucket(name).ForEach(func(k, v []byte) error { // only the function given returns errors
+		_ = tx.Bucket(name).ForEach(func(k, v []byte) error { // only the given function returns errors
 			fmt.Fprintf(h, "%d %d\n%s%s", len(k), len(v), k, v)
 			return nil
 		})
@@ -218,7 +218,7 @@ func digest(tx *bbolt.Tx) []byte {
 	return h.Sum(nil)
 }
 
-// checkFile refuses what bbolt would take for a new file, or wait for.
+// checkFile rejects files that bbolt would take for new, or wait for.
 func checkFile(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -238,7 +238,7 @@ func verify(db *bbolt.DB, path string) error {
 	return classify(err)
 }
 
-// verifyTx checks what bbolt does not: that all buckets are there and that the digest over names and values is right.
+// verifyTx checks what bbolt does not: that all buckets exist and that the digest of names and values is correct.
 // Errors are ErrCorrupt, and *NewerError for the store of a newer Kerb.
 func verifyTx(tx *bbolt.Tx, path string) error {
 	if err := verifySchema(tx, path); err != nil {
@@ -272,7 +272,7 @@ func verifySchema(tx *bbolt.Tx, path string) error {
 	return nil
 }
 
-// eachKey iterates over the names in a bucket, which may not exist.
+// eachKey iterates over the names in a bucket, which need not exist.
 func eachKey(b *bbolt.Bucket) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		if b == nil {

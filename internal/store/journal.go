@@ -22,25 +22,25 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// A change is a record in the journal, which is on the disk after one fdatasync; a transaction of bbolt needs two, and
-// writes pages all over its file. The file gets what the journal holds in one transaction: when no change follows for
-// flushAfter, when the journal is full, and before all other writes. Each record names the base that it changes, see
-// baseOf, so that records which the file has already, or which were made for another file, do not count.
+// A change is a record in the journal, which is on disk after one fdatasync; a transaction of bbolt needs two, and
+// writes pages all over its file. The contents of the journal are written to the file in one transaction: when no
+// change follows for flushAfter, when the journal is full, and before all other writes. Each record names the base that
+// it changes, see baseOf, so that records that are already in the file, or belong to another file, are ignored.
 
 const (
 	journalSize = 256 << 10
-	maxRecord   = 64 << 10 // a larger change is one of the file
+	maxRecord   = 64 << 10 // a larger change is written to the file
 	recordHead  = 8        // length and checksum
 	flushAfter  = time.Second
 )
 
-// journal is the file of records, and what they hold.
+// journal is the journal file and its contents.
 type journal struct {
 	path    string
 	file    *os.File // nil before the first record
-	base    []byte   // of the file without pending, see baseOf
+	base    []byte   // of the file without the pending changes, see baseOf
 	end     int64    // of the last record
-	sum     uint32   // its checksum, which that of the next one continues
+	sum     uint32   // its checksum, which the next record's continues
 	pending map[resource.Ref]json.RawMessage
 	stuck   bool // the file or a record could not be written: the next change writes the file
 	timer   *time.Timer
@@ -49,11 +49,11 @@ type journal struct {
 // record is one change.
 type record struct {
 	Base    []byte   `json:"base"`
-	Nonce   string   `json:"nonce"` // no record fits behind one that another has taken the place of
+	Nonce   string   `json:"nonce"` // prevents that a record matches after one that was overwritten
 	Changes []stored `json:"changes"`
 }
 
-// stored is what the file is to have of a resource.
+// stored is the new value of a resource in the file.
 type stored struct {
 	Kind string          `json:"kind"`
 	Name string          `json:"name"`
@@ -62,12 +62,12 @@ type stored struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// syncRecord has a record on the disk when it returns. Tests replace it.
+// syncRecord returns when a record is on disk. Tests replace it.
 var syncRecord = func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }
 
 func journalOf(path string) string { return path + ".journal" }
 
-// fitsJournal reports whether changes are such that a record holds all of them.
+// fitsJournal reports whether a record can hold all of the changes.
 func fitsJournal(c resource.Changes) bool {
 	for _, kind := range resource.Kinds() {
 		if _, inParts := kind.New().(parted); (inParts || kind.Archives()) && c.OfKind(kind).Len() > 0 {
@@ -77,7 +77,7 @@ func fitsJournal(c resource.Changes) bool {
 	return true
 }
 
-// encode returns what is stored of a resource, but for its parts.
+// encode returns the stored form of a resource, without its parts.
 func encode(o resource.Object) (json.RawMessage, error) {
 	o = resource.KindOf(o).Copy(o)
 	o.ClearStatus()
@@ -85,8 +85,8 @@ func encode(o resource.Object) (json.RawMessage, error) {
 	return json.Marshal(o)
 }
 
-// encode returns a record and its bytes, with room of recordHead bytes in front for length and checksum. The nonce
-// makes two records with the same changes differ.
+// encode returns a record and its bytes, preceded by recordHead bytes of room for length and checksum. The nonce makes
+// two records with the same changes differ.
 func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
 	r = record{Base: j.base, Nonce: rand.Text()}
 	for _, ref := range c.Remove {
@@ -104,7 +104,7 @@ func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
 	return r, text, err
 }
 
-// appendTo appends the record as JSON. What is stored of a resource is JSON already: json.Marshal would read all of it
+// appendTo appends the record as JSON. The stored form of a resource is JSON already, which json.Marshal would read
 // again.
 func (r record) appendTo(out []byte) ([]byte, error) {
 	head, err := json.Marshal(record{Base: r.Base, Nonce: r.Nonce, Changes: []stored{}})
@@ -129,8 +129,8 @@ func (r record) appendTo(out []byte) ([]byte, error) {
 	return append(out, "]}"...), nil
 }
 
-// append adds a change, unless the journal cannot have it: then the file is to be written. After an error the journal
-// is as before.
+// append adds a change, unless the journal cannot hold it: then the file has to be written. After an error the journal
+// is unchanged.
 func (j *journal) append(c resource.Changes) (done bool, err error) {
 	r, data, err := j.encode(c)
 	if err != nil || len(data) > maxRecord || j.end+int64(len(data)) > journalSize || j.open() != nil {
@@ -143,8 +143,8 @@ func (j *journal) append(c resource.Changes) (done bool, err error) {
 		err = syncRecord(j.file)
 	}
 	if err != nil {
-		// Else the next start would take it for made. What is on the disk now is not known: the next change writes the file,
-		// to which no record of this journal belongs.
+		// Otherwise the next start would consider it committed. The state on disk is unknown now: the next change writes the
+		// file, to which no record of this journal belongs.
 		_, zeroErr := j.file.WriteAt(make([]byte, recordHead), j.end)
 		j.stuck = true
 		return false, errors.Join(err, zeroErr, syncRecord(j.file))
@@ -163,7 +163,7 @@ func (j *journal) take(r record) {
 	}
 }
 
-// open makes the file. It has its size from the start, so that records are written in place.
+// open creates the journal with its final size, so that records are written in place.
 func (j *journal) open() error {
 	if j.file != nil {
 		return nil
@@ -172,7 +172,7 @@ func (j *journal) open() error {
 	if err != nil {
 		return err
 	}
-	if info, statErr := f.Stat(); statErr != nil || info.Size() < journalSize { // records that were read stay
+	if info, statErr := f.Stat(); statErr != nil || info.Size() < journalSize { // existing records stay
 		_, err = f.WriteAt(make([]byte, journalSize-j.end), j.end)
 	}
 	if err = errors.Join(err, f.Sync(), syncDir(filepath.Dir(j.path))); err != nil {
@@ -185,7 +185,7 @@ func (j *journal) open() error {
 	return nil
 }
 
-// read takes the records that were made for the file, after a process that was killed has left them.
+// read reads the records for this file that a killed process has left.
 func (j *journal) read() error {
 	data, err := os.ReadFile(j.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -213,7 +213,7 @@ func (j *journal) read() error {
 	return nil
 }
 
-// known refuses records of resources that this build would lose.
+// known rejects records of resources that this build would lose.
 func known(r record) error {
 	for _, c := range r.Changes {
 		if _, ok := kindCalled(c.Kind); !ok {
@@ -234,7 +234,7 @@ func kindCalled(name string) (resource.Kind, bool) {
 	return nil, false
 }
 
-// write writes what the journal holds into the file.
+// write writes the contents of the journal to the file.
 func (j *journal) write(tx *bbolt.Tx) error {
 	for ref, data := range j.pending {
 		kind, _ := kindCalled(ref.Kind)
@@ -254,7 +254,7 @@ func (j *journal) write(tx *bbolt.Tx) error {
 	return nil
 }
 
-// amend makes what was read of the file what it is with the journal.
+// amend applies the journal to the state read from the file.
 func (j *journal) amend(d resource.State) error {
 	for ref, data := range j.pending {
 		if delete(d[ref.Kind], ref.Name); data == nil {
@@ -270,7 +270,7 @@ func (j *journal) amend(d resource.State) error {
 	return nil
 }
 
-// reset begins again, for a file with another base that has everything.
+// reset starts an empty journal, for a file with another base that contains everything.
 func (j *journal) reset(base []byte) {
 	j.base, j.end, j.sum, j.pending, j.stuck = base, 0, 0, nil, false
 }
@@ -282,8 +282,8 @@ func (j *journal) close() error {
 	return j.file.Close()
 }
 
-// flush writes the file after the last change. What cannot be written now stays in the journal, which takes no more:
-// the next change fails, or is written together with it.
+// flush writes the file after the last change. If that fails, the changes stay in the journal, which accepts no more:
+// the next change fails, or is written together with them.
 func (s *Store) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -292,7 +292,7 @@ func (s *Store) flush() {
 	}
 }
 
-// flushLater calls flush when no change has followed for a while.
+// flushLater calls flush when no change has followed for flushAfter.
 func (s *Store) flushLater() {
 	if s.journal.timer == nil {
 		s.journal.timer = time.AfterFunc(flushAfter, s.flush)
@@ -301,16 +301,17 @@ func (s *Store) flushLater() {
 	s.journal.timer.Reset(flushAfter)
 }
 
-// baseOf is what the records of the journal name the file by. The digest is that of builds without a nonce, too.
+// baseOf returns the identity by which journal records refer to the file. The digest is also that of builds without a
+// nonce.
 func baseOf(tx *bbolt.Tx) []byte {
 	meta := tx.Bucket(bucketMeta)
 	return slices.Concat(meta.Get(keyDigest), meta.Get(keyNonce))
 }
 
-// updateFile is a transaction of the file. Tests replace it.
+// updateFile runs a transaction of the file. Tests replace it.
 var updateFile = (*bbolt.DB).Update
 
-// hasBase reports whether records with this base are of the file.
+// hasBase reports whether records with this base belong to the file.
 func (s *Store) hasBase(base []byte) (same bool) {
 	err := s.run(func() error {
 		return s.db.View(func(tx *bbolt.Tx) error {
@@ -321,8 +322,8 @@ func (s *Store) hasBase(base []byte) (same bool) {
 	return same && err == nil
 }
 
-// CommitNext commits the next state, which differs from the present one by changes: all of it if a damaged store has
-// lost the present one, unless what runs is to be kept.
+// CommitNext commits the next state, which differs from the current one by changes. If a damaged store has lost the
+// current state, it commits all of the next one, unless running chains are to be kept.
 func (s *Store) CommitNext(next resource.State, c resource.Changes, keep bool) error {
 	if s.RecoveryPending() && !keep {
 		return s.Acknowledge(next)

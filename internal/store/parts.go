@@ -15,10 +15,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Elements of sets have a bucket for each set, so that a change of one writes some pages and not megabytes. The digest
-// does not cover them: it is computed from all that it covers. The sum of their hashes vouches for them instead.
+// Elements of sets have a bucket for each set, so that a change of an element writes a few pages instead of megabytes.
+// The digest does not cover them: it is recomputed over everything that it covers. The sum of their hashes protects
+// them instead.
 
-// parted is a resource whose spec is stored in parts, which are sorted.
+// parted is a resource with a spec that is stored in sorted parts.
 type parted interface {
 	Parts() []string
 	SetParts([]string)
@@ -26,7 +27,7 @@ type parted interface {
 
 var keySum = []byte{0} // in the bucket of a set's elements: their sum; no element is like this
 
-// partsOf is the bucket of the parts of all resources of a kind.
+// partsOf returns the name of the bucket with the parts of all resources of a kind.
 func partsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "elements") }
 
 func withoutParts(o resource.Object) {
@@ -41,7 +42,7 @@ func sumOf(part []byte) uint64 {
 	return h.Sum64()
 }
 
-// readParts completes a resource.
+// readParts adds the parts to a resource.
 func readParts(tx *bbolt.Tx, o resource.Object) error {
 	p, ok := o.(parted)
 	if !ok {
@@ -53,7 +54,7 @@ func readParts(tx *bbolt.Tx, o resource.Object) error {
 	return err
 }
 
-// eachPart calls do for all parts of a resource. Errors: ErrCorrupt, after do has been called for some.
+// eachPart calls do for all parts of a resource. Errors: ErrCorrupt, possibly after do has been called for some.
 func eachPart(tx *bbolt.Tx, kind resource.Kind, name string, do func([]byte)) error {
 	b := bucketIn(tx.Bucket(partsOf(kind)), name)
 	if b == nil {
@@ -95,7 +96,7 @@ func bucketIn(b *bbolt.Bucket, name string) *bbolt.Bucket {
 	return b.Bucket([]byte(name))
 }
 
-// writeParts makes the parts of a resource what they are in o.
+// writeParts sets the stored parts of a resource to those of o.
 func writeParts(tx *bbolt.Tx, o resource.Object) error {
 	p, ok := o.(parted)
 	if !ok {
@@ -123,7 +124,7 @@ func writeParts(tx *bbolt.Tx, o resource.Object) error {
 	return changeParts(tx, o, add, remove)
 }
 
-// changeParts adds parts, and removes others.
+// changeParts adds and removes parts.
 func changeParts(tx *bbolt.Tx, o resource.Object, add, remove []string) error {
 	all, err := tx.CreateBucketIfNotExists(partsOf(resource.KindOf(o)))
 	if err != nil {
@@ -166,7 +167,8 @@ func forgetParts(tx *bbolt.Tx, kind resource.Kind, name string) error {
 	return b.DeleteBucket([]byte(name))
 }
 
-// CommitParts is CommitChanges for a resource that differs from what is stored in the parts given and in its metadata.
+// CommitParts is CommitChanges for a resource that differs from the stored one only in the given parts and in its
+// metadata.
 func (s *Store) CommitParts(o resource.Object, add, remove []string) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		kind := resource.KindOf(o)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store keeps the desired state on disk. The kernel is only a cache of it: losing the file loses the operator's
-// wishes, so every commit is synced, as a record of a journal or as a transaction of the file, and a damaged file is
-// set aside rather than trusted or deleted.
+// Package store keeps the desired state on disk. The kernel is only a cache of it: if the file is lost, the operator's
+// configuration is lost. So every commit is synced, as a record of a journal or as a transaction of the file, and a
+// damaged file is renamed, and neither trusted nor deleted.
 package store
 
 import (
@@ -28,12 +28,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// SchemaVersion is the layout of the file that this build writes. It reads older ones, too. Each kind of resources that
-// is added makes a new version, which builds without it refuse: they would lose its resources. Version 3 had four
-// kinds.
+// SchemaVersion is the version of the file format that this build writes. It also reads older ones. Each additional
+// kind of resources makes a new version, which builds without it reject: they would lose its resources. Version 3 had
+// four kinds.
 var SchemaVersion = len(resource.Kinds()) - 1
 
-// Open waits for lockWait until another process releases the store, and tries every lockRetry.
+// Open waits up to lockWait until another process releases the store, and tries every lockRetry.
 const (
 	lockWait  = 2 * time.Second
 	lockRetry = 50 * time.Millisecond
@@ -43,17 +43,17 @@ var (
 	// ErrReadOnly is returned by writes when the file can only be read. It is a *apierrors.ReadOnly.
 	ErrReadOnly error = &apierrors.ReadOnly{Reason: "the store can only be read; make the directory of the agent's " +
 		"state writable, and restart the agent"}
-	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a
+	// ErrFull is returned by writes when the disk is full. The state before the write is preserved. It is a
 	// *apierrors.ReadOnly.
 	ErrFull error = &apierrors.ReadOnly{Reason: "no space is left for the store; free some on the file system of the " +
 		"agent's state, and repeat the change"}
 	// ErrLocked is returned by Open when another process holds the file.
 	ErrLocked = errors.New("another process has the store open")
-	// ErrCorrupt is returned when the file is found damaged after it was opened.
+	// ErrCorrupt is returned when damage of the file is detected after it was opened.
 	ErrCorrupt = errors.New("the store is damaged")
 )
 
-// NewerError is returned by Open for a file that a newer build has written.
+// NewerError is returned by Open for a file written by a newer build.
 type NewerError struct {
 	Path  string
 	Found int
@@ -74,23 +74,24 @@ func (r *Recovery) Error() string {
 	return fmt.Sprintf("the store was damaged (%v) and is kept as %s; desired state starts empty", r.Cause, r.Path)
 }
 
-// Store is an open file. Its methods may be called from several goroutines.
+// Store is an open file. Its methods are safe for concurrent use.
 type Store struct {
 	path     string
 	mu       sync.Mutex
-	db       *bbolt.DB // open for reading only until the first write, see own
-	broken   error     // bbolt met damage while the file was open, and may never release its lock
+	db       *bbolt.DB // read-only until the first write, see own
+	broken   error     // bbolt found damage while the file was open, and may never release its lock
 	readOnly bool
 	recovery *Recovery
 	journal  journal
 	closed   bool
 }
 
-// Open opens the file at path and makes it, readable to its owner only, if it does not exist. Its directory must exist.
+// Open opens the file at path, and creates it, readable only by its owner, if it does not exist. Its directory must
+// exist.
 //
-// A damaged file is renamed to path + ".damaged-" + time, and a fresh one takes its place with the recovered flag set;
-// Recovery says where it went. A file that can only be read is opened for reading. Errors: ErrLocked, ErrReadOnly and
-// ErrFull when there is no file and none can be made, *NewerError.
+// A damaged file is renamed to path + ".damaged-" + time, and replaced by an empty one with the recovered flag set;
+// Recovery returns the new name. A read-only file is opened for reading. Errors: ErrLocked, ErrReadOnly and ErrFull
+// when the file does not exist and cannot be created, *NewerError.
 func Open(path string) (*Store, error) {
 	if err := ensure(path, false); err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, classify(err))
@@ -102,7 +103,7 @@ func Open(path string) (*Store, error) {
 	return replace(path, err)
 }
 
-// open opens an existing file for reading. All damage is ErrCorrupt.
+// open opens an existing file for reading. It returns ErrCorrupt for any damage.
 func open(path string) (*Store, error) {
 	db, err := openBolt(path)
 	if err != nil {
@@ -126,7 +127,7 @@ func (s *Store) readBase() error {
 	})
 }
 
-// openBolt opens a file for reading, and locks it for this process alone.
+// openBolt opens a file for reading, and locks it exclusively.
 func openBolt(path string) (*bbolt.DB, error) {
 	for {
 		db, file, err := tryOpenBolt(path)
@@ -147,8 +148,8 @@ func openBolt(path string) (*bbolt.DB, error) {
 	}
 }
 
-// tryOpenBolt opens the file for reading, without creating it. bbolt panics on some damaged files, which becomes an
-// error here, and leaves the file open then.
+// tryOpenBolt opens the file for reading, without creating it. bbolt panics on some damaged files and leaves the file
+// open; the panic becomes an error.
 func tryOpenBolt(path string) (db *bbolt.DB, file *os.File, err error) {
 	if err := checkFile(path); err != nil {
 		return nil, nil, err
@@ -167,14 +168,14 @@ func tryOpenBolt(path string) (db *bbolt.DB, file *os.File, err error) {
 		return err
 	})
 	if errors.Is(err, errPanic) && file != nil {
-		err = errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
+		err = errors.Join(err, file.Close()) // bbolt releases nothing when it panics
 	}
 	return db, file, err
 }
 
-// own replaces the file by a copy of it, which is open for writing, unless that has been done. The digest covers
-// resources only: when bbolt writes, it trusts the headers of pages and the list of free ones, too, which in the copy
-// are new. (To check them instead, by bbolt's Tx.Check, ends the process if they are damaged.)
+// own replaces the file by a copy that is open for writing, unless it has already. The digest covers only resources:
+// when bbolt writes, it also trusts page headers and the free list, which are new in the copy. (Checking them with
+// bbolt's Tx.Check would end the process if they are damaged.)
 func (s *Store) own() error {
 	if !s.db.IsReadOnly() {
 		return nil
@@ -191,7 +192,7 @@ func (s *Store) own() error {
 	return old.Close()
 }
 
-// trim gives back what follows the last page, which a change left that did not fit on the disk.
+// trim truncates the file after its last page: a change that did not fit on the disk leaves such a tail.
 func (s *Store) trim() error {
 	return s.db.View(func(tx *bbolt.Tx) error {
 		info, err := os.Stat(s.path)
@@ -202,7 +203,7 @@ func (s *Store) trim() error {
 	})
 }
 
-// replace sets the damaged file aside and starts afresh.
+// replace renames the damaged file and creates an empty one.
 func replace(path string, cause error) (*Store, error) {
 	suffix := ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
 	aside := path + suffix
@@ -223,13 +224,13 @@ func replace(path string, cause error) (*Store, error) {
 	return s, nil
 }
 
-// Close closes the file, which has all changes then, unless it was found to be damaged since it was opened: then the
-// process keeps it until it ends.
+// Close writes all changes to the file and closes it, unless damage was detected since it was opened: then the process
+// keeps it open until it ends.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed && !s.readOnly && len(s.journal.pending) > 0 {
-		_ = s.write(seal) // else the journal keeps them
+		_ = s.write(seal) // otherwise the journal keeps them
 	}
 	s.closed = true
 	err := s.journal.close()
@@ -242,13 +243,13 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.db.Close())
 }
 
-// Recovery returns which damaged file Open has renamed, or nil.
+// Recovery returns the damaged file that Open has renamed, or nil.
 func (s *Store) Recovery() *Recovery { return s.recovery }
 
 // ReadOnly reports whether Commit must fail, as far as was known when the file was opened.
 func (s *Store) ReadOnly() bool { return s.readOnly }
 
-// RecoveryPending reports whether the store started empty after damage and Acknowledge has not been called since.
+// RecoveryPending reports whether the store started empty after damage and Acknowledge has not been called since then.
 func (s *Store) RecoveryPending() bool {
 	var recovered bool
 	err := s.view(func(tx *bbolt.Tx) error {
@@ -272,14 +273,14 @@ func (s *Store) Snapshot() (resource.State, error) {
 	return d, err
 }
 
-// Commit makes d the desired state: all of it or, with an error, none. When it returns nil, d is on the disk. Errors:
-// ErrReadOnly, ErrFull, ErrCorrupt.
+// Commit stores d as the desired state, completely or, with an error, not at all. When it returns nil, d is on disk.
+// Errors: ErrReadOnly, ErrFull, ErrCorrupt.
 func (s *Store) Commit(d resource.State) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
-// CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are. When
-// the disk failed to sync the last page of a transaction, the file may have the change in spite of the error.
+// CommitChanges is Commit for changes only: its cost does not depend on the number of other resources. If the disk
+// failed to sync the last page of a transaction, the file may contain the change in spite of the error.
 func (s *Store) CommitChanges(c resource.Changes) error {
 	if done, err := s.append(c); done || err != nil {
 		return err
@@ -301,7 +302,7 @@ func (s *Store) Acknowledge(d resource.State) error {
 	})
 }
 
-// commit makes the store contain d and nothing else, in one transaction. Equal values are not written again.
+// commit makes the store contain exactly d, in one transaction. Equal values are not written again.
 func commit(tx *bbolt.Tx, d resource.State) error {
 	for _, kind := range resource.Kinds() {
 		c := resource.Changes{Put: slices.Collect(maps.Values(d[kind.Names().Kind]))}
@@ -317,13 +318,13 @@ func commit(tx *bbolt.Tx, d resource.State) error {
 	return seal(tx)
 }
 
-// seal writes what vouches for the resources.
+// seal writes the digest of the resources.
 func seal(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
 }
 
-// append makes a change in the journal. done is false for one that the file is to be written for.
+// append makes a change in the journal. done is false if the file has to be written for it.
 func (s *Store) append(c resource.Changes) (done bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -347,7 +348,7 @@ func (s *Store) view(do func(*bbolt.Tx) error) error {
 	return s.run(func() error { return s.db.View(do) })
 }
 
-// update runs do in a transaction that is synced to disk when it returns without an error, and is undone otherwise.
+// update runs do in a transaction that is synced to disk if it returns without an error, and is rolled back otherwise.
 func (s *Store) update(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -357,7 +358,7 @@ func (s *Store) update(do func(*bbolt.Tx) error) error {
 	return s.write(do)
 }
 
-// write is update of a file that may be written, while s.mu is held. The file gets what the journal holds, too.
+// write is update of a writable file, while s.mu is held. It also writes the contents of the journal to the file.
 func (s *Store) write(do func(*bbolt.Tx) error) error {
 	var base []byte
 	err := s.run(func() error {
@@ -368,7 +369,7 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 			if err := s.journal.write(tx); err != nil {
 				return err
 			}
-			// no two transactions leave the same base, even if they leave the same resources
+			// two transactions never leave the same base, even if they leave the same resources
 			err := errors.Join(do(tx), tx.Bucket(bucketMeta).Put(keyNonce, []byte(rand.Text())))
 			base = baseOf(tx)
 			return err
@@ -377,12 +378,12 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 	if err == nil {
 		s.journal.reset(base)
 	} else if !s.hasBase(s.journal.base) {
-		s.journal.stuck = true // only the last fdatasync failed: no record is of this file any more
+		s.journal.stuck = true // only the last fdatasync failed: no record belongs to this file any more
 	}
 	return err
 }
 
-// run makes a call of bbolt, and none after one that has met damage.
+// run makes a call of bbolt, but none after one that has found damage.
 func (s *Store) run(call func() error) error {
 	if s.broken != nil {
 		return s.broken
@@ -401,7 +402,7 @@ func wrap(err error) error {
 	return fmt.Errorf("store: %w", classify(err))
 }
 
-// classify joins the cause with the sentinel that callers look for.
+// classify joins the cause with the sentinel error for callers.
 func classify(err error) error {
 	sentinel := sentinelOf(err)
 	if sentinel == nil || errors.Is(err, sentinel) {
@@ -437,7 +438,7 @@ func anyOf(err error, targets ...error) bool {
 	return false
 }
 
-// read reads the bucket of a kind, which a file of an older version may not have.
+// read reads the bucket of a kind, which may be missing in a file of an older version.
 func read(tx *bbolt.Tx, kind resource.Kind, into resource.State) error {
 	b := tx.Bucket(bucketOf(kind))
 	if b == nil {
@@ -453,7 +454,7 @@ func read(tx *bbolt.Tx, kind resource.Kind, into resource.State) error {
 	})
 }
 
-// write changes resources of a kind, and touches only what differs: a page that is not touched is not written.
+// write changes resources of a kind. It writes only differences: unchanged pages are not written.
 func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 	b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
 	if err != nil {
@@ -473,8 +474,8 @@ func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 	return nil
 }
 
-// put stores an object and keeps the version that it replaces. Equal bytes are not written again, so that applying the
-// same resource twice creates no version.
+// put stores an object and keeps the replaced version. Equal bytes are not written again, so that applying the same
+// resource twice creates no version.
 func put(tx *bbolt.Tx, b *bbolt.Bucket, kind resource.Kind, o resource.Object) error {
 	data, err := encode(o)
 	if err != nil {

@@ -26,7 +26,7 @@ func versionKey(name string, generation int64) []byte {
 	return fmt.Appendf(nil, "%s/%016x", name, generation)
 }
 
-// keepVersion keeps what was stored of a resource, if its kind archives it and next replaces it.
+// keepVersion keeps the stored version of a resource if its kind archives versions and next replaces it.
 func keepVersion(tx *bbolt.Tx, kind resource.Kind, stored []byte, next resource.Object) error {
 	if !kind.Archives() {
 		return nil
@@ -54,8 +54,8 @@ func keepVersion(tx *bbolt.Tx, kind resource.Kind, stored []byte, next resource.
 	return prune(versions, next.Meta().Name, resource.VersionsKept)
 }
 
-// newRecord returns a stored version: its description in a line of JSON, then the document, compressed. The
-// description is read without the document that way.
+// newRecord returns a stored version: its description as a line of JSON, then the compressed document, so that the
+// description can be read without the document.
 func newRecord(v v1alpha1.ModelVersion, document string) ([]byte, error) {
 	head, err := json.Marshal(v)
 	if err != nil {
@@ -79,7 +79,7 @@ func forgetVersions(tx *bbolt.Tx, kind resource.Kind, name string) error {
 	return prune(tx.Bucket(versionsOf(kind)), name, 0)
 }
 
-// prune deletes all versions of a resource but the newest ones.
+// prune deletes all but the newest versions of a resource.
 func prune(versions *bbolt.Bucket, name string, keep int) error {
 	var keys [][]byte
 	_ = eachVersion(versions, name, func(key, _ []byte) error {
@@ -108,7 +108,7 @@ func eachVersion(versions *bbolt.Bucket, name string, do func(key, record []byte
 	return nil
 }
 
-// Versions lists the versions of a resource that are kept, newest first.
+// Versions lists the stored versions of a resource, newest first.
 func (s *Store) Versions(kind resource.Kind, name string) ([]v1alpha1.ModelVersion, error) {
 	var out []v1alpha1.ModelVersion
 	err := s.view(func(tx *bbolt.Tx) error {
@@ -122,7 +122,7 @@ func (s *Store) Versions(kind resource.Kind, name string) ([]v1alpha1.ModelVersi
 	return out, err
 }
 
-// Document returns the document that a resource had in an earlier generation. *apierrors.NotFound if it is not kept.
+// Document returns the document of an earlier generation of a resource. *apierrors.NotFound if it is no longer stored.
 func (s *Store) Document(kind resource.Kind, name string, generation int64) (document string, err error) {
 	found := false
 	err = s.view(func(tx *bbolt.Tx) error {
@@ -152,7 +152,7 @@ func (s *Store) Document(kind resource.Kind, name string, generation int64) (doc
 	return document, err
 }
 
-// openVersion reads the line of a record; what follows is the document.
+// openVersion reads the description of a record, and returns a reader of the document.
 func openVersion(record []byte) (v v1alpha1.ModelVersion, packed io.Reader, err error) {
 	head, rest, _ := bytes.Cut(record, []byte("\n"))
 	if err := json.Unmarshal(head, &v); err != nil {
