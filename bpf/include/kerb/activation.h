@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Functions of numbers in Q15, from tables with steps of 1/64 and straight lines between. Their
- * error is below 2^-16. */
+/* Activation functions on Q15 numbers, from tables with steps of 1/64 and linear interpolation.
+ * Their error is below 2^-16. */
 #ifndef KERB_ACTIVATION_H
 #define KERB_ACTIVATION_H
 
@@ -12,14 +12,14 @@
 #define KERB_MODEL_TABLE_STEP  9	   /* 1/64 in Q15 is 2^9 */
 #define KERB_MODEL_TABLE_LIMIT ((KERB_MODEL_TABLE_STEPS << KERB_MODEL_TABLE_STEP) - 1)
 
-/* Value of a table at z >= 0; what is beyond its end is taken for the end. */
+/* Value of a table at z >= 0; arguments beyond its end are taken as the end. */
 static __always_inline __s64 kerb_q15_table(const __u32 *table, __u64 z)
 {
 	__s64 low, high, beyond = (__s64)(KERB_MODEL_TABLE_LIMIT - z) >> 63;
 
 	kerb_opaque(beyond);
 	z = (z & ~beyond) + (beyond & KERB_MODEL_TABLE_LIMIT);
-	if (z > KERB_MODEL_TABLE_LIMIT) /* never; the verifier does not know */
+	if (z > KERB_MODEL_TABLE_LIMIT) /* never true, but the verifier does not know it */
 		return 0;
 	low = table[z >> KERB_MODEL_TABLE_STEP];
 	high = table[(z >> KERB_MODEL_TABLE_STEP) + 1];
@@ -27,7 +27,7 @@ static __always_inline __s64 kerb_q15_table(const __u32 *table, __u64 z)
 		      KERB_MODEL_TABLE_STEP);
 }
 
-/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. The sign is unpredictable, so nothing
+/* 1 / (1 + exp(-z)) in Q30; for -z it is 1 minus that of z. The sign is unpredictable, so nothing
  * branches on it. */
 static __always_inline __s64 kerb_q15_sigmoid(__s64 z)
 {
@@ -48,7 +48,7 @@ static __always_inline __s64 kerb_q15_round(__s64 v, __u32 shift)
 	return (v + (1LL << (shift - 1))) >> shift;
 }
 
-/* All in Q15. */
+/* Arguments and result are Q15. */
 __noinline __s64 kerb_q15_activate(__s64 z, __u32 activation, __s64 slope)
 {
 	switch (activation) {

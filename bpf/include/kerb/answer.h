@@ -32,12 +32,11 @@ enum kerb_unreachable {
 #define KERB_QUOTE4 548
 #define KERB_QUOTE6 1232
 
-/* Answers per CPU: as many as Linux sends by itself (net.ipv4.icmp_msgs_per_sec,
- * icmp_msgs_burst). */
+/* Answers per CPU: as many as Linux sends itself (net.ipv4.icmp_msgs_per_sec, icmp_msgs_burst). */
 #define KERB_ANSWER_NS	  1000000ULL
 #define KERB_ANSWER_BURST 50
 
-/* When the next answer is due if all were sent evenly (GCRA, ITU-T I.371), ns. */
+/* Theoretical arrival time of the next answer (GCRA, ITU-T I.371), ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -57,7 +56,7 @@ static __always_inline int kerb_may_answer(void)
 	return 1;
 }
 
-/* 0.0.0.0/8, 127.0.0.0/8, 224.0.0.0/3. The limited broadcast is among the last. */
+/* 0.0.0.0/8, 127.0.0.0/8, 224.0.0.0/3, which includes the limited broadcast. */
 static __always_inline int kerb_is_host4(__be32 addr)
 {
 	__u32 first = bpf_ntohl(addr) >> 24;
@@ -89,7 +88,7 @@ static __always_inline int kerb_is_icmp_error(const struct kerb_pkt *pkt)
 	       *type != KERB_ICMP_TIMESTAMP && *type != KERB_ICMP_TIMESTAMP_REPLY;
 }
 
-/* Whether an answer to the packet is allowed. */
+/* Whether the packet may be answered. */
 static __always_inline int kerb_answerable(const struct kerb_pkt *pkt)
 {
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
@@ -105,7 +104,7 @@ static __always_inline int kerb_answerable(const struct kerb_pkt *pkt)
 	return ip6 && kerb_is_host6(&ip6->saddr) && kerb_is_host6(&ip6->daddr);
 }
 
-/* Cuts the frame, and makes one packet of what was to be segmented. */
+/* Truncates the frame, and turns off its segmentation. */
 static __always_inline int kerb_cut(struct kerb_pkt *pkt, __u32 len)
 {
 	int rc;
@@ -123,9 +122,9 @@ static __always_inline int kerb_cut(struct kerb_pkt *pkt, __u32 len)
 	return rc;
 }
 
-/* Sum over len bytes, a multiple of 4, from an offset on: further into the frame than kerb_at()
- * reaches. The helper takes up to 512 bytes, and a size that the verifier knows. Negative where
- * they are not linear, as XDP frames in several buffers. */
+/* Sum over len bytes, a multiple of 4, from an offset beyond the reach of kerb_at(). The helper
+ * takes up to 512 bytes, and a size that the verifier knows. Negative if they are not linear, as in
+ * XDP frames in several buffers. */
 static __attribute__((noinline, unused)) __s64 kerb_sum_quote(const struct kerb_pkt *pkt, __u32 off,
 							      __u32 len)
 {
@@ -147,7 +146,7 @@ static __attribute__((noinline, unused)) __s64 kerb_sum_quote(const struct kerb_
 	return sum;
 }
 
-/* An ICMP header with a word of its own, such as an MTU. */
+/* An ICMP header with an additional word, such as an MTU. */
 struct kerb_icmp_hdr {
 	__u8 type, code;
 	__u16 check;
@@ -164,10 +163,10 @@ struct kerb_answer6 {
 	struct kerb_icmp_hdr icmp;
 };
 
-/* What to add to the sum of the quoted bytes: a transport checksum left to the device
- * (CHECKSUM_PARTIAL) may still be computed on the answer's way, whose quote it is in. The bytes
- * that it covers sum up to the complement of the field then; and where it is not computed, the
- * reply's is not checked either. */
+/* Correction for the sum of the quoted bytes: a transport checksum left to the device
+ * (CHECKSUM_PARTIAL), which is in the quote, may still be computed on the answer's path. The bytes
+ * that it covers then sum up to the complement of the field; where it is not computed, the answer's
+ * checksum is not verified either. */
 static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __s64 sum,
 						    __u32 start, __u32 len)
 {
@@ -205,7 +204,7 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 	a.ip.ihl = 5;
 	a.ip.tos = 0xc0; /* internetwork control: RFC 1812, 4.3.2.5 */
 	a.ip.tot_len = bpf_htons(sizeof(a) + quote);
-	a.ip.frag_off = bpf_htons(0x4000); /* do not fragment: the id means nothing (RFC 6864) */
+	a.ip.frag_off = bpf_htons(0x4000); /* do not fragment: the id has no meaning (RFC 6864) */
 	a.ip.ttl = 64;
 	a.ip.protocol = IPPROTO_ICMP;
 	a.ip.saddr = was->daddr;
@@ -217,7 +216,7 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 	if (kerb_adjust_room(pkt, sizeof(a), 0))
 		return -EFAULT;
 	pkt->flags = flags;
-	kerb_forget(pkt); /* on XDP the verifier knows now how long the link header is */
+	kerb_forget(pkt); /* on XDP the verifier knows the length of the link header here */
 	sum = kerb_sum_quote(pkt, pkt->l3 + sizeof(a), quote);
 	if (sum >= 0)
 		sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
@@ -263,7 +262,7 @@ static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8
 	return kerb_store_bytes(pkt, pkt->l3, &a, sizeof(a));
 }
 
-/* Turns the packet into an ICMP error about it. One copy per program: it is long. */
+/* Turns the packet into an ICMP error about it. Not inlined, because it is long. */
 static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pkt, __u32 type_code,
 							     __u32 word)
 {
@@ -275,7 +274,7 @@ static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pk
 	if (!kerb_may_answer())
 		return kerb_drop(pkt, KERB_DROP_RATE);
 	kerb_forget(pkt);
-	/* whole words: up to three bytes less than there are */
+	/* whole words: up to three bytes fewer than available */
 	quote = ((__u32)(pkt->l4 - pkt->l3) + pkt->l4_len) & ~3U;
 	if (quote > most)
 		quote = most;
@@ -298,7 +297,8 @@ static __always_inline int kerb_icmp_unreachable(struct kerb_pkt *pkt, enum kerb
 	return kerb_icmp_error(pkt, type << 8 | (codes >> 8 * why & 0xff), 0);
 }
 
-/* The packet, without link header, must not be larger than mtu: RFC 1191, RFC 8201. */
+/* Sends "packet too big": the packet, without link header, must not exceed mtu: RFC 1191, RFC
+ * 8201. */
 static __always_inline int kerb_icmp_too_big(struct kerb_pkt *pkt, __u32 mtu)
 {
 	__u32 type_code = pkt->family == 4 ? KERB_ICMP_UNREACHABLE << 8 | KERB_ICMP_FRAG_NEEDED
@@ -307,8 +307,8 @@ static __always_inline int kerb_icmp_too_big(struct kerb_pkt *pkt, __u32 mtu)
 	return kerb_icmp_error(pkt, type_code, mtu);
 }
 
-/* Makes the header at tcp a reset of the segment that it was (RFC 9293, 3.10.7.1). payload: bytes
- * behind it. */
+/* Turns the header at tcp into a reset of its segment (RFC 9293, 3.10.7.1). payload: bytes after
+ * it. */
 static __always_inline void kerb_make_reset(struct tcphdr *tcp, __u32 payload)
 {
 	__u8 *flags = (__u8 *)tcp + 13, was = *flags;
@@ -346,7 +346,7 @@ static __always_inline __u64 kerb_pseudo_sum(const struct kerb_pkt *pkt, __u32 l
 	return sum;
 }
 
-/* The IP header for a TCP segment without payload, in the other direction. */
+/* Rewrites the IP header for a TCP segment without payload in the other direction. */
 static __always_inline int kerb_turn_ip(struct kerb_pkt *pkt)
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
@@ -385,8 +385,8 @@ static __attribute__((noinline, unused)) int kerb_tcp_reset(struct kerb_pkt *pkt
 		return kerb_drop(pkt, KERB_DROP_MALFORMED);
 	reset = *tcp;
 	kerb_make_reset(&reset, pkt->l4_len - tcp->doff * 4);
-	/* else the compiler knows from tcp that there is a link header, which the verifier does
-	 * not */
+	/* otherwise the compiler derives from tcp that there is a link header, which the verifier
+	 * does not */
 	kerb_reload(pkt);
 	if (kerb_swap_macs(pkt) || kerb_cut(pkt, (__u32)pkt->l4 + sizeof(reset)) ||
 	    kerb_turn_ip(pkt))

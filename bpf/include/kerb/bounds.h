@@ -6,8 +6,8 @@
 #include <kerb/types.h>
 #include <kerb/verifier.h>
 
-/* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the
- * packet end here. */
+/* Reads the packet's bounds. Call it first, and after any helper that may have moved the packet,
+ * which invalidates pointers into it. */
 static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 {
 	void *ctx = pkt->ctx;

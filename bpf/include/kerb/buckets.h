@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The bucket of a whole number in a histogram, as kerb/histogram.h describes them. Nothing here is
- * of BPF: the library lib/intercept uses it as well. In Go: sdk/histogram. */
+/* The bucket of an integer in a histogram, see kerb/histogram.h. This file does not depend on BPF:
+ * the library lib/intercept uses it as well. In Go: sdk/histogram. */
 #ifndef KERB_BUCKETS_H
 #define KERB_BUCKETS_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Bytes anywhere in a packet, and transport checksums that are adjusted by what changes (RFC 1624).
+/* Access to bytes anywhere in a packet, and incremental updates of transport checksums (RFC 1624).
  * Functions return 0 or a negative errno. */
 #ifndef KERB_CHECKSUM_H
 #define KERB_CHECKSUM_H
@@ -13,7 +13,7 @@
 
 #ifdef KERB_HOOK_XDP
 
-/* Copies len bytes (a constant) at offset off of the frame, wherever they lie. Frames in several
+/* Copies len bytes (a constant) from offset off of the frame, linear or not. Frames in several
  * buffers need Linux 5.18. */
 static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to,
 					   __u32 len)
@@ -27,7 +27,7 @@ static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off
 	return KERB_HAS(xdp_load_bytes) ? bpf_xdp_load_bytes(pkt->ctx, off, to, len) : -EFAULT;
 }
 
-/* Overwrites len bytes (a constant) at offset off. Checksums are the caller's. */
+/* Overwrites len bytes (a constant) at offset off. The caller updates checksums. */
 static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from,
 					    __u32 len)
 {
@@ -49,7 +49,8 @@ static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off
 	return bpf_skb_load_bytes(pkt->ctx, off, to, len);
 }
 
-/* CHECKSUM_COMPLETE covers what follows Ethernet: that sum has to follow the bytes. */
+/* CHECKSUM_COMPLETE covers everything after the Ethernet header: the sum has to include the
+ * bytes. */
 static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from,
 					    __u32 len)
 {
@@ -60,11 +61,11 @@ static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, con
 	return rc;
 }
 
-/* What the kernel thinks of the transport checksum (linux/skbuff.h). */
+/* The kernel's state of the transport checksum (linux/skbuff.h). */
 enum kerb_sum {
 	KERB_SUM_NONE = 0,	  /* complete */
-	KERB_SUM_UNNECESSARY = 1, /* complete, and right */
-	/* complete, and the kernel has the sum of the whole packet, which has to follow changes */
+	KERB_SUM_UNNECESSARY = 1, /* complete, and verified */
+	/* complete; the kernel has the sum of the whole packet, which changes have to update */
 	KERB_SUM_COMPLETE = 2,
 	/* left to the device: the field holds the sum of the pseudo-header alone, not
 	 * complemented */
@@ -77,8 +78,8 @@ struct sk_buff___kerb {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* enum kerb_sum, or -1 where a program cannot read it, before Linux 6.2. A few instructions, no
- * call. */
+/* Returns enum kerb_sum, or -1 if programs cannot read it, which is before Linux 6.2. A few
+ * instructions, no call. */
 static __always_inline int kerb_summed(kerb_ctx *ctx)
 {
 	struct sk_buff___kerb *skb;
@@ -89,10 +90,10 @@ static __always_inline int kerb_summed(kerb_ctx *ctx)
 	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
 }
 
-/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): then the
- * field holds the sum of the pseudo-header alone, not complemented. A program cannot read the
- * state, but tell the four apart by what can be done to each of them; all is as before then. Not
- * for every packet: five calls. */
+/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): the field
+ * then holds only the sum of the pseudo-header, not complemented. A program cannot read the state,
+ * but can distinguish the four states by the operations that each one permits, which leave the
+ * packet unchanged. Do not use it for every packet: it makes five calls. */
 static __always_inline int kerb_is_partial(const struct kerb_pkt *pkt)
 {
 	if (bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_QUERY) >= 0)
@@ -102,12 +103,12 @@ static __always_inline int kerb_is_partial(const struct kerb_pkt *pkt)
 		bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_DEC);
 		return 0; /* CHECKSUM_NONE */
 	}
-	return bpf_csum_update(pkt->ctx, 0) < 0; /* else CHECKSUM_COMPLETE */
+	return bpf_csum_update(pkt->ctx, 0) < 0; /* otherwise CHECKSUM_COMPLETE */
 }
 
 #endif
 
-/* Differences to be added to a checksum: ones' complement sums of 16-bit words, not folded yet. */
+/* Differences to add to a checksum: ones' complement sums of 16-bit words, not folded yet. */
 static __always_inline __u64 kerb_diff16(__be16 from, __be16 to)
 {
 	return (__u64)(__u16)~from + to;
@@ -118,14 +119,14 @@ static __always_inline __u64 kerb_diff32(__be32 from, __be32 to)
 	return (__u64)(__u32)~from + to;
 }
 
-/* Folds a sum to 16 bits; never 0 unless the sum is. */
+/* Folds a sum to 16 bits; the result is 0 only if the sum is. */
 static __always_inline __u16 kerb_fold(__u64 sum)
 {
 	__u32 halves;
 
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	halves = sum + (sum >> 32);
-	/* the carry of the lower half goes to the upper one */
+	/* the carry of the lower half is added to the upper one */
 	return (halves + (halves >> 16 | halves << 16)) >> 16;
 }
 

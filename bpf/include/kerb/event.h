@@ -35,11 +35,11 @@ struct kerb_event_counts_map {
 	__type(value, __u64);
 };
 
-/* Defined by KERB_EVENTS: any number of equal definitions without a value are one in C. */
+/* Defined by KERB_EVENTS: C merges any number of equal definitions without a value. */
 extern struct kerb_event_counts_map kerb_event_counts SEC(".maps");
 
-/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes 8 bytes more than
- * its size, which is rounded up to 8. Where pages are larger, the agent makes the buffer a page. */
+/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes its size, rounded
+ * up to 8, and 8 bytes more. If pages are larger, the agent makes the buffer one page large. */
 #define KERB_EVENTS(name, bytes)                    \
 	struct {                                    \
 		__uint(type, BPF_MAP_TYPE_RINGBUF); \
@@ -47,7 +47,8 @@ extern struct kerb_event_counts_map kerb_event_counts SEC(".maps");
 	} name SEC(".maps");                        \
 	struct kerb_event_counts_map kerb_event_counts SEC(".maps")
 
-/* Atomic although per CPU: what interrupts a program on a real-time kernel may send events too. */
+/* Atomic although it is per CPU: programs that interrupt this one on a real-time kernel may send
+ * events as well. */
 static __always_inline void kerb_event_count(__u32 what, __u64 n)
 {
 	__u64 *count = bpf_map_lookup_elem(&kerb_event_counts, &what);
@@ -64,7 +65,7 @@ static __always_inline void kerb_event_lost(__u64 size)
 
 /* Sends size bytes. flags: 0 wakes a reader that has read everything before; BPF_RB_NO_WAKEUP
  * leaves the event to the next wake-up, BPF_RB_FORCE_WAKEUP always wakes; kerb_event_batch()
- * chooses. 0, or a negative errno: the event is lost. */
+ * chooses. Returns 0, or a negative errno if the event is lost. */
 static __always_inline int kerb_event_flags(void *ring, void *data, __u64 size, __u64 flags)
 {
 	int rc = bpf_ringbuf_output(ring, data, size, flags);
@@ -81,8 +82,8 @@ static __always_inline int kerb_event(void *ring, void *data, __u64 size)
 	return kerb_event_flags(ring, data, size, 0);
 }
 
-/* Room for an event of a size that the compiler knows, to be submitted or discarded on every path.
- * NULL: the event is lost. */
+/* Reserves room for an event of constant size, which must be submitted or discarded on every path.
+ * Returns NULL if the event is lost. */
 static __always_inline void *kerb_event_reserve(void *ring, __u64 size)
 {
 	void *event = bpf_ringbuf_reserve(ring, size, 0);
@@ -92,22 +93,22 @@ static __always_inline void *kerb_event_reserve(void *ring, __u64 size)
 	return event;
 }
 
-/* flags as those of kerb_event_flags(). */
+/* flags: see kerb_event_flags(). */
 static __always_inline void kerb_event_submit(void *event, __u64 flags)
 {
 	bpf_ringbuf_submit(event, flags);
 	kerb_event_count(KERB_EVENTS_SENT, 1);
 }
 
-/* Gives the room back: neither sent nor lost. A reader that waits has to pass over it, or else no
- * later event would find that all before has been read, and wake it. */
+/* Returns the room: the event is neither sent nor lost. A waiting reader must be woken to skip it,
+ * otherwise no later event would find that everything before has been read, and wake the reader. */
 static __always_inline void kerb_event_discard(void *event)
 {
 	bpf_ringbuf_discard(event, 0);
 }
 
-/* Flags that wake the reader only once that many bytes wait: fewer wake-ups at high rates. The
- * reader must look by itself now and then for the rest, as sdk.Events does. */
+/* Flags that wake the reader only when that many bytes are waiting, which causes fewer wake-ups at
+ * high rates. The reader must poll for the rest, as sdk.Events does. */
 static __always_inline __u64 kerb_event_batch(void *ring, __u64 bytes)
 {
 	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= bytes ? BPF_RB_FORCE_WAKEUP

@@ -40,14 +40,14 @@ struct kerb_features {
 
 struct kerb_decision {
 	__u32 version; /* of the model that decided */
-	__u32 class;   /* index into the model's classes; 0 is what is normal */
+	__u32 class;   /* index into the model's classes; 0 is normal traffic */
 	/* Q15, 0 to 32768: probability that the class is not 0, where the model gives one; else 0
 	 * or 32768 */
 	__s32 score;
-	__u32 slot; /* in which the model lies */
+	__u32 slot; /* slot of the model */
 };
 
-/* Work space of one CPU. What is before a is the contract; the rest belongs to the engine. */
+/* Work space of one CPU. The fields before a are the interface; the rest belongs to the engine. */
 struct kerb_inference {
 	struct kerb_features features;
 	__s64 never; /* lower than every threshold: the feature of leaves */
@@ -71,8 +71,8 @@ static __always_inline struct kerb_inference *kerb_inference(void)
 	return bpf_map_lookup_elem(&kerb_workspace, &zero);
 }
 
-/* Sets feature i, a constant or a number below KERB_FEATURES_MAX, to a number that may be negative;
- * what is beyond +-KERB_FEATURE_LIMIT becomes that. */
+/* Sets feature i, a constant or a number below KERB_FEATURES_MAX, to a number that may be negative,
+ * limited to +-KERB_FEATURE_LIMIT. */
 static __always_inline void kerb_feature_set(struct kerb_inference *s, __u32 i, __s64 value)
 {
 	if (value > KERB_FEATURE_LIMIT)
@@ -82,9 +82,9 @@ static __always_inline void kerb_feature_set(struct kerb_inference *s, __u32 i, 
 	s->features.v[i] = value;
 }
 
-/* Lets the model of a role (enum kerb_model_role) judge the features, into decision[role]. 0, or -1
- * when the role has no model. It is inline: a return takes 10 ns where kernels defend themselves
- * against SRSO, a third of a small model's time. */
+/* Evaluates the features with the model of a role (enum kerb_model_role) and stores the result in
+ * decision[role]. Returns 0, or -1 if the role has no model. Inline: a return takes 10 ns on
+ * kernels with mitigations against SRSO, a third of a small model's time. */
 static int kerb_infer(__u32 role);
 
 #endif

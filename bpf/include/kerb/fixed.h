@@ -21,7 +21,7 @@ typedef __s32 kerb_fixed;
 #define KERB_FIXED_MAX	((kerb_fixed)0x7fffffff)
 #define KERB_FIXED_MIN	((kerb_fixed)-0x7fffffff - 1)
 
-/* The number nearest to a constant, such as KERB_FIXED(0.25). The compiler computes it. */
+/* The nearest number to a constant, such as KERB_FIXED(0.25). The compiler computes it. */
 #define KERB_FIXED(constant) ((kerb_fixed)((constant) * 65536.0 + ((constant) < 0 ? -0.5 : 0.5)))
 
 static __always_inline kerb_fixed kerb_fixed_clamp(__s64 v)
@@ -69,14 +69,14 @@ static __always_inline kerb_fixed kerb_fixed_div(kerb_fixed a, kerb_fixed b)
 	return kerb_fixed_clamp((a < 0) != (b < 0) ? -(__s64)q : (__s64)q);
 }
 
-/* One digit of a square root, in the number system of base 2: adds 2^n to the root if its square
- * still fits. Without a branch, as the verifier would follow all 2^24 ways through them; nor with
- * a mask, of which new kernels make one (fork on AND, Linux 6.18). */
+/* One binary digit of a square root: adds 2^n to the root if its square still fits. Without a
+ * branch, as the verifier would follow all 2^24 paths; nor with a mask, which new kernels treat as
+ * a branch (fork on AND, Linux 6.18). */
 static __always_inline void kerb_fixed_root_bit(__u64 *rest, __u64 *root, __u32 n)
 {
 	__u64 tried = *root + (1ULL << n), fits = (*rest - tried) >> 63 ^ 1;
 
-	kerb_opaque(fits); /* of which the compiler would make a branch */
+	kerb_opaque(fits); /* otherwise the compiler would make a branch of it */
 	*rest -= tried * fits;
 	*root = (*root >> 1) + (fits << n);
 }
@@ -98,7 +98,7 @@ static __always_inline kerb_fixed kerb_fixed_sqrt(kerb_fixed a)
 	KERB_FIXED_ROOT_4(14);
 	KERB_FIXED_ROOT_4(6);
 #undef KERB_FIXED_ROOT_4
-	return root + (rest > root); /* what is left is 2 * root * fraction and more */
+	return root + (rest > root); /* the remainder is at least 2 * root * fraction */
 }
 
 /* Polynomials below have 30 bits of fraction in 64, and their variable is from 0 to 1. */
@@ -109,7 +109,7 @@ static __always_inline __s64 kerb_fixed_step(__s64 sum, __s64 x, __s64 coefficie
 	return (sum * x >> 30) + coefficient;
 }
 
-/* The sine of a phase, of which 2^64 is a full turn. */
+/* The sine of a phase; 2^64 is a full turn. */
 static __always_inline kerb_fixed kerb_fixed_wave(__u64 phase)
 {
 	__s64 t = phase >> 32 & (KERB_FIXED_UNIT - 1), u, sum; /* within a quarter */
@@ -125,7 +125,7 @@ static __always_inline kerb_fixed kerb_fixed_wave(__u64 phase)
 	return phase >> 63 ? -(kerb_fixed)(sum >> 14) : (kerb_fixed)(sum >> 14);
 }
 
-/* 2^48 / (2 * pi): what makes an angle in radians a phase. */
+/* 2^48 / (2 * pi): converts an angle in radians to a phase. */
 #define KERB_FIXED_PHASE 44798133900177ULL
 
 /* The sine of an angle in radians, of any size. Error at most 0.51. */

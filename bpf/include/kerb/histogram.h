@@ -12,13 +12,13 @@
 #include <kerb/buckets.h>
 #include <kerb/verifier.h>
 
-/* Counts a value in an array of at least 4 buckets, a constant. The addition is not atomic: keep
- * the array in a per-CPU map. */
+/* Counts a value in an array with at least 4 buckets, a constant. The addition is not atomic: use a
+ * per-CPU map. */
 static __always_inline void kerb_histogram_count(__u64 *histogram, __u32 buckets, __u64 value)
 {
 	__u32 b = kerb_histogram_bucket(value, buckets);
 
-	kerb_opaque(b); /* for the verifier, which has lost the bound */
+	kerb_opaque(b); /* restores the bound, which the verifier has lost */
 	if (b < buckets)
 		histogram[b]++;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Inference: features to outputs (layers.h, trees.h), outputs to a decision. All arithmetic is of
- * integers and has its double in sdk/model/infer.go, to the last bit. */
+/* Inference: features to outputs (layers.h, trees.h), outputs to a decision. It uses only integer
+ * arithmetic; sdk/model/infer.go gives bit-identical results. */
 #ifndef KERB_INFER_H
 #define KERB_INFER_H
 
@@ -19,7 +19,7 @@ static __always_inline const __s64 *kerb_model_outputs(const struct kerb_model *
 	return m->kind >= KERB_MODEL_SMALL ? s->out : s->a[kerb_reread(m->layers) & 1];
 }
 
-/* The first of the largest outputs. It is unpredictable, so nothing branches on it. */
+/* Index of the first of the largest outputs. It is unpredictable, so nothing branches on it. */
 static __always_inline __u32 kerb_model_largest(const struct kerb_model *m, const __s64 *out)
 {
 	__s64 most = out[0];
@@ -90,7 +90,7 @@ static __always_inline void kerb_model_decide(const struct kerb_model *m, const 
 	d->score = kerb_model_score(m, out, kerb_reread(d->class), d->slot);
 }
 
-/* Layers that take longer than a call; the verifier examines them once. */
+/* For layers that take longer than a call; the verifier examines them once. */
 __noinline int kerb_infer_large(__u32 slot, __u32 role)
 {
 	const struct kerb_model *m = kerb_model(slot);
@@ -111,7 +111,7 @@ static __always_inline int kerb_infer(__u32 role)
 
 	if (!at || !s || role >= KERB_MODEL_ROLES)
 		return -1;
-	slot = *(volatile __u32 *)at - 1; /* read once: it may change any time */
+	slot = *(volatile __u32 *)at - 1; /* read once: it may change at any time */
 	m = kerb_model(slot);
 	if (!m || m->kind == KERB_MODEL_NONE)
 		return -1;

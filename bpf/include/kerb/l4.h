@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Values of TCP and ICMP headers. linux/tcp.h has bit fields instead of flags, linux/icmp.h and
- * linux/icmpv6.h have other names for the two versions of IP. */
+/* Constants of TCP and ICMP headers. linux/tcp.h has bit fields instead of flags, and linux/icmp.h
+ * and linux/icmpv6.h use different names for the two versions of IP. */
 #ifndef KERB_L4_H
 #define KERB_L4_H
 
@@ -20,7 +20,7 @@
 #define KERB_ICMP6_UNREACHABLE	  1
 #define KERB_ICMP6_TOO_BIG	  2
 #define KERB_ICMP6_PARAMETER	  4
-#define KERB_ICMP6_ECHO		  128 /* the first that is no error */
+#define KERB_ICMP6_ECHO		  128 /* the first type that is not an error */
 #define KERB_ICMP6_ECHO_REPLY	  129
 #define KERB_ICMP6_REDIRECT	  137
 

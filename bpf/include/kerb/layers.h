@@ -21,8 +21,8 @@
 #define KERB_MODEL_PACKED_SHIFT 24
 #define KERB_MODEL_LEVEL_MAX	127
 
-/* At least 0, at most limit = 2^n - 1. Both sides are compared at the same time: small networks
- * wait for each step. */
+/* Limits v to the range from 0 to limit = 2^n - 1. Both bounds are compared in parallel: small
+ * networks wait for each step. */
 static __always_inline __s64 kerb_layer_clamp(__s64 v, __u64 limit)
 {
 	__s64 below = v >> 63, above = (__s64)(limit - v) >> 63;
@@ -31,7 +31,7 @@ static __always_inline __s64 kerb_layer_clamp(__s64 v, __u64 limit)
 	return (v | above) & (limit & ~below);
 }
 
-/* The products of one input with the words for it: two, so that it is fetched once. */
+/* The products of one input with its words: two, so that it is loaded once. */
 #define KERB_MODEL_TERM(i)                   \
 	{                                    \
 		__u64 v = x[i];              \
@@ -50,8 +50,8 @@ struct kerb_model_sums {
 	__u64 a, b;
 };
 
-/* Adds to both sums the products of their words with n inputs; n is 4 or a multiple of 8. Written
- * out, with constant offsets, it costs no more than its terms. */
+/* Adds to both sums the products of their words with n inputs; n is 4 or a multiple of 8. Unrolled,
+ * with constant offsets, it costs no more than the multiplications. */
 static __always_inline struct kerb_model_sums kerb_model_dot(const __u64 *w, const __s64 *x,
 							     __u32 n, __u64 from)
 {
@@ -71,14 +71,14 @@ static __always_inline struct kerb_model_sums kerb_model_dot(const __u64 *w, con
 	return sum;
 }
 
-/* Neuron's output from its sum; c are its constants. */
+/* Output of a neuron from its sum; c points to its constants. */
 static __always_inline __s64 kerb_model_neuron(const struct kerb_model_layer *l, const __u64 *c,
 					       __u64 sum, __u32 shift)
 {
 	return kerb_layer_clamp((__s64)(sum * c[1] + c[0]) >> shift, l->limit) + l->offset;
 }
 
-/* The same where the next layer is packed. */
+/* The same if the next layer is packed. */
 static __always_inline __s64 kerb_model_level(const __u64 *c, __u64 sum)
 {
 	return kerb_layer_clamp((__s64)(sum * c[1] + c[0]) >> KERB_MODEL_PACKED_SHIFT,
@@ -90,8 +90,8 @@ static __always_inline const __u64 *kerb_model_words(const struct kerb_model *m,
 	return m->words + (at & (KERB_MODEL_WORDS - 1));
 }
 
-/* The numbers that the verifier learns in one loop must not bind it in the next: it would follow
- * that once for each way out of the first. So bounds are read where they are used (kerb_reread). */
+/* Bounds that the verifier learns in one loop must not apply in the next: it would follow that once
+ * for each exit of the first. So bounds are read again where they are used (kerb_reread). */
 
 static __always_inline void kerb_model_activate_all(const struct kerb_model_layer *l, __s64 *y)
 {
@@ -107,7 +107,7 @@ static __always_inline void kerb_model_activate_all(const struct kerb_model_laye
 	}
 }
 
-/* Three neurons from the sum of their words. */
+/* Outputs of three neurons from the sum of their words. */
 static __always_inline void kerb_model_three(const struct kerb_model_layer *l, const __u64 *c,
 					     __u64 sum, __s64 *y)
 {
@@ -170,8 +170,8 @@ static __always_inline const struct kerb_model *kerb_model(__u32 slot)
 	return bpf_map_lookup_elem(&models, &slot);
 }
 
-/* One layer of a model. It is global: the verifier follows it once, and not for each layer and each
- * way through the one before. */
+/* Evaluates one layer of a model. Global, so that the verifier follows it once, and not for each
+ * layer and each path through the one before. */
 __noinline int kerb_model_layer(__u32 slot, __u32 layer)
 {
 	const struct kerb_model *m = kerb_model(slot);
@@ -229,8 +229,8 @@ kerb_model_small_layer(const struct kerb_model *m, __u32 i, struct kerb_model_fo
 	return y;
 }
 
-/* A small network takes less time than calls, loops and memory: it is in place, its values in
- * registers. The offset of what leaves a layer is in what the next one adds. */
+/* A small network takes less time than calls, loops and memory accesses: it is inlined, its values
+ * in registers. The output offset of a layer is included in what the next one adds. */
 static __always_inline void kerb_infer_small(const struct kerb_model *m, struct kerb_inference *s)
 {
 	__s64 offset = m->layer[(m->layers - 1) & (KERB_MODEL_LAYERS_MAX - 1)].offset;
@@ -250,7 +250,7 @@ static __always_inline void kerb_infer_small(const struct kerb_model *m, struct 
 	s->out[3] = x.d + offset;
 }
 
-/* Leaves the outputs in s->a[layers & 1]. */
+/* Stores the outputs in s->a[layers & 1]. */
 static __always_inline void kerb_model_layers(const struct kerb_model *m, struct kerb_inference *s,
 					      __u32 slot)
 {

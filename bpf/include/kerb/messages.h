@@ -20,8 +20,8 @@
 #include <kerb/trace.h>
 #include <kerb/types.h>
 
-/* The sessions of traces that want messages, bits, and the number of this module among the chains
- * that they trace. The agent writes these maps (internal/dataplane/messages.go). */
+/* The trace sessions that want messages, as bits, and the number of this module among the traced
+ * chains. The agent writes these maps (internal/dataplane/messages.go). */
 struct kerb_message_sessions {
 	__u32 sessions, chain;
 };
@@ -62,7 +62,7 @@ static __always_inline __u64 kerb_message_begin(void)
 	return s && s->sessions ? bpf_ktime_get_ns() : 0;
 }
 
-/* Sockets of IPv6 may have a connection of IPv4. */
+/* IPv6 sockets may have an IPv4 connection. */
 static __always_inline void kerb_message_ends(const struct sk_msg_md *msg,
 					      struct kerb_trace_event *e)
 {
@@ -133,8 +133,8 @@ static __noinline int kerb_message_report(struct sk_msg_md *msg, __u64 began, __
 	return 0;
 }
 
-/* Reports a message, and what the module notes about it, as kerb_note() does for packets: key is
- * one of its notes, or 0, and value has 48 bits. */
+/* Reports a message with the module's note about it, as kerb_note() does for packets: key is one of
+ * its notes, or 0, and value has 48 bits. */
 static __always_inline void kerb_message_end(struct sk_msg_md *msg, __u64 began, __u32 verdict,
 					     __u16 key, __u64 value)
 {

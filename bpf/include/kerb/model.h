@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packed model, as it lies in a map. sdk/model writes it and has the same
- * structures in Go; the arithmetic is engine.h's. Whatever the words hold, the engine stays within
- * them. */
+/* A packed model, as it is stored in a map. sdk/model writes it and mirrors the structures in Go;
+ * engine.h has the arithmetic. Whatever the words contain, the engine stays within them. */
 #ifndef KERB_MODEL_H
 #define KERB_MODEL_H
 
 #include <kerb/verifier.h>
 #include <kerb/features.h>
 
-/* live, shadow, and two that can be written meanwhile (see model/slots.go) */
+/* live, shadow, and two that can be written in the meantime (see model/slots.go) */
 #define KERB_MODEL_SLOTS	4
 #define KERB_MODEL_WORDS	32768 /* of weights or nodes; a power of two */
 #define KERB_MODEL_LAYERS_MAX	8
@@ -21,20 +20,20 @@ enum kerb_model_kind {
 	KERB_MODEL_NONE = 0,   /* an empty slot */
 	KERB_MODEL_EXACT = 1,  /* layers in Q15: layers.h */
 	KERB_MODEL_PACKED = 2, /* layers in 8 bits, three neurons to a word */
-	/* layers in either, at most 4 of them, 4 inputs, 4 neurons each, no activation but
+	/* either kind of layers, at most 4 of them, 4 inputs, 4 neurons each, no activation but
 	 * KERB_MODEL_CLAMP */
 	KERB_MODEL_SMALL = 3,
 	KERB_MODEL_TREES = 4, /* trees.h */
 };
 
 enum kerb_model_activation {
-	KERB_MODEL_CLAMP = 0, /* nothing, or ReLU: layer.low says which */
+	KERB_MODEL_CLAMP = 0, /* none, or ReLU: layer.low determines which */
 	KERB_MODEL_LEAKY = 1,
 	KERB_MODEL_SIGMOID = 2,
 	KERB_MODEL_TANH = 3,
 };
 
-/* How outputs become a decision. */
+/* How outputs are converted to a decision. */
 enum kerb_model_output {
 	KERB_MODEL_THRESHOLD =
 		0, /* one output: class 1 if it is above the threshold; score 0 or 1 */
@@ -45,8 +44,8 @@ enum kerb_model_output {
 	KERB_MODEL_SHARES = 5,	 /* the same, and outputs are probabilities */
 };
 
-/* An input of layered models: (feature * mul + add) >> shift, at least 0 and at most input_limit,
- * and input_offset added. */
+/* An input of layered models: (feature * mul + add) >> shift, limited to 0..input_limit, plus
+ * input_offset. */
 struct kerb_model_input {
 	__s64 add, mul;
 	__u16 feature; /* its offset in bytes */
@@ -68,7 +67,7 @@ struct kerb_model_layer {
 	__u8 shift;	 /* of sums; of packed ones it is KERB_MODEL_PACKED_SHIFT */
 	__u8 post_shift; /* y = (activation * post_mul + post_add) >> post_shift, if there is one */
 	__u8 zero;
-	__s64 offset; /* z = at least 0 and at most limit (2^n - 1), and offset added */
+	__s64 offset; /* z = limited to 0..limit (2^n - 1), plus offset */
 	__u64 limit;
 	__s64 slope; /* leaky: Q15 */
 	__s64 post_mul, post_add, post_offset;
@@ -92,10 +91,10 @@ struct kerb_model {
 	__s64 score_mul; /* (output * mul) >> shift is Q15 */
 	__s64 input_offset;
 	__u64 input_limit;
-	__s64 base[KERB_MODEL_CLASSES_MAX]; /* trees: outputs begin with it */
+	__s64 base[KERB_MODEL_CLASSES_MAX]; /* trees: initial values of the outputs */
 	struct kerb_model_input input[KERB_MODEL_WIDTH_MAX];
 	struct kerb_model_layer layer[KERB_MODEL_LAYERS_MAX];
-	__u64 words[KERB_MODEL_WORDS + 192]; /* what follows the last may be read, and is zero */
+	__u64 words[KERB_MODEL_WORDS + 192]; /* words after the last are zero, and may be read */
 };
 
 /* Nodes of trees are words, children side by side, and the first ones are the roots.

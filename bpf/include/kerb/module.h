@@ -24,16 +24,17 @@
 #define KERB_EGRESS(pkt)  SEC("kerb/egress") int kerb_egress(struct kerb_pkt *pkt)
 #define KERB_INGRESS(pkt) SEC("kerb/ingress") int kerb_ingress(struct kerb_pkt *pkt)
 
-/* Optional: called with each packet that another module of this chain drops, answers or redirects
- * at once. module is a number of that module, which is the same in all chains: sdk.ModuleNumber of
- * its name; 0: not known. seen: this module has had the packet, as the other one is behind it. side
- * is 0 for packets from the service, 1 for packets to it. The result is ignored. */
+/* Optional: called for each packet that another module of this chain drops, answers or redirects
+ * immediately. module is the number of that module, which is the same in all chains:
+ * sdk.ModuleNumber of its name; 0: unknown. seen: this module has processed the packet, because it
+ * is before the other one. side is 0 for packets from the service, 1 for packets to it. The result
+ * is ignored. */
 #define KERB_EXIT(pkt, verdict, module, seen, side)                                   \
 	SEC("kerb/exit")                                                              \
 	int kerb_exit(struct kerb_pkt *pkt, __u32 verdict, __u32 module, __u32 seen, __u32 side)
 
-/* Why a packet of KERB_EXIT is dropped, as the chain counts it (enum kerb_drop_reason): verdict is
- * neither KERB_REPLY nor KERB_REDIRECT. */
+/* The drop reason of a packet in KERB_EXIT, as the chain counts it (enum kerb_drop_reason), if
+ * verdict is neither KERB_REPLY nor KERB_REDIRECT. */
 static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 verdict)
 {
 	__u32 reason = pkt->reason & KERB_DROP_REASON;
@@ -43,9 +44,9 @@ static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 
 	return reason < KERB_DROP_REASONS ? reason : KERB_DROP_UNSPEC;
 }
 
-/* A constant that the agent sets from the config property of the same name before the program is
- * loaded; the verifier then removes the branches it rules out. Integers and booleans; the value
- * given here is the default. */
+/* A constant that the agent sets from the config property of the same name before it loads the
+ * program, so that the verifier removes unreachable branches. Integers and booleans; value is the
+ * default. */
 #define KERB_CONFIG(type, name, value) const volatile type name = value
 
 /* Values that change while packets pass, without a new program: the members of a struct, integers

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reading a packet and deciding on it, the same on XDP and TC. */
+/* Reading packets and returning verdicts, the same on XDP and TC. */
 #ifndef KERB_PACKET_H
 #define KERB_PACKET_H
 
 #include <kerb/parse.h>
 
-/* Headers, or NULL when the packet has none. Valid until something changes the packet's size. */
+/* Headers, or NULL if the packet does not have them. Valid until the packet's size changes. */
 static __always_inline struct iphdr *kerb_ip4(const struct kerb_pkt *pkt)
 {
 	return pkt->family == 4 ? kerb_at(pkt, pkt->l3, sizeof(struct iphdr)) : 0;
@@ -30,9 +30,9 @@ static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 		       : 0;
 }
 
-/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not
- * once for each way through the parser, and through branches before. Mixes in a zero that it does
- * not see through. */
+/* Makes the verifier forget what it knows about the packet, so that it follows the subsequent code
+ * once, and not once for each path through the parser and previous branches. Adds a zero whose
+ * value the verifier does not know. */
 static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 {
 	__u64 zero = kerb_unknown_zero(pkt->ctx);
@@ -49,7 +49,7 @@ static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 	kerb_reload(pkt);
 }
 
-/* The IPv6 Fragment header of a fragment (KERB_F_FRAG). The parser has passed it and all headers
+/* The IPv6 Fragment header of a fragment (KERB_F_FRAG). The parser has validated it and all headers
  * before it. */
 static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt *pkt)
 {
@@ -71,13 +71,13 @@ static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt 
 	return 0;
 }
 
-/* The label that a module before this one has given the packet (kerb/deliver.h), 0 without. */
+/* The label that a previous module has given the packet (kerb/deliver.h), 0 if none. */
 static __always_inline __u16 kerb_label(const struct kerb_pkt *pkt)
 {
 	return pkt->to_flags >> KERB_LABEL_SHIFT;
 }
 
-/* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons
+/* Drops the packet with a reason: enum kerb_drop_reason, or one of the module's own reasons
  * (KERB_DROP_MODULE_FIRST + n). */
 static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
 {
@@ -98,16 +98,16 @@ static __always_inline void kerb_note(struct kerb_pkt *pkt, __u16 key, __u64 val
 	kerb_note_take(pkt, (__u64)key << 48 | (value & 0xffffffffffffULL));
 }
 
-/* Drops the packet, says why, and notes a number about it that is kept with the packet: `kerb
- * drops` shows it without a trace. Unlike that of kerb_note(), which `kerb trace` shows, it has 16
- * bits, and global functions may call this, too. */
+/* Drops the packet with a reason and a note that is kept with the packet: `kerb drops` shows it
+ * without a trace. Unlike the value of kerb_note(), which `kerb trace` shows, this one has 16 bits,
+ * and global functions may call this as well. */
 static __always_inline int kerb_drop_noted(struct kerb_pkt *pkt, __u32 reason, __u8 key,
 					   __u16 value)
 {
 	return kerb_drop(pkt, reason | (__u32)key << 8 | (__u32)value << 16);
 }
 
-/* Sends the packet out of another interface. flags: KERB_TO_*. */
+/* Redirects the packet to another interface. flags: KERB_TO_*. */
 static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {
 	pkt->to_ifindex = ifindex;
@@ -115,9 +115,9 @@ static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __
 	return KERB_REDIRECT;
 }
 
-/* The same after the last module: those behind see the packet as it will leave, and may drop it or
- * send it elsewhere. On TC, in packages with deferredRedirect; everywhere else this is
- * kerb_redirect(). With KERB_TO_REPARSE in flags the context need not be true to the headers. */
+/* The same after the last module: subsequent modules see the packet as it will leave, and may drop
+ * it or redirect it elsewhere. On TC, in packages with deferredRedirect; everywhere else this is
+ * kerb_redirect(). With KERB_TO_REPARSE in flags the context need not match the headers. */
 static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {
 #ifdef KERB_HOOK_TC
@@ -126,7 +126,7 @@ static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 if
 	return kerb_redirect(pkt, ifindex, flags);
 }
 
-/* Whether a module before this one has redirected the packet. */
+/* Whether a previous module has redirected the packet. */
 static __always_inline int kerb_is_redirected(const struct kerb_pkt *pkt)
 {
 	return pkt->to_flags & KERB_TO_DEFERRED;

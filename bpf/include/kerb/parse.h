@@ -47,7 +47,7 @@
 #endif
 /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
 #define KERB_PULL_LEN	   (KERB_MAX_HDRS + 60)
-/* plain headers, where there is no room for KERB_PULL_LEN */
+/* plain headers, if there is no room for KERB_PULL_LEN */
 #define KERB_PULL_LESS	   128
 #define KERB_VLAN_DEPTH	   2
 #define KERB_ICMP_LEN	   8
@@ -66,39 +66,39 @@ struct kerb_ext_hdr {
 };
 
 /* A module that calls kerb_reparse may define KERB_PARSE_STAGE as __noinline, as chain.bpf.c does:
- * then the stages are global functions. Else they are inlined. */
+ * then the stages are global functions. Otherwise they are inlined. */
 #ifndef KERB_PARSE_STAGE
 #define KERB_PARSE_STAGE static __always_inline
 #endif
 
-/* Result of the first stage: a global function returns one number. */
+/* Result of the first stage: a global function returns a single number. */
 union kerb_l2 {
 	struct {
 		__u16 off;	/* of what follows the Ethernet header and the tags */
 		__u16 eth_type; /* host byte order */
-		/* TCI of the outermost tag in the frame, 0 if the kernel took one off */
+		/* TCI of the outermost tag in the frame, 0 if the kernel has removed one */
 		__u16 vlan;
 		__u16 outcome;
 	};
 	__u64 all;
 };
 
-/* Result of the stages behind it, a number with these fields: bytes of the datagram from off on (32
- * bits), protocol of the header at off, flags, off (9 bits: up to KERB_MAX_HDRS), family, outcome.
- * No struct: the compiler writes its fields one by one, in code that the verifier walks once for
- * each outcome. */
+/* Result of the subsequent stages, a number with these fields: bytes of the datagram from off on
+ * (32 bits), protocol of the header at off, flags, off (9 bits: up to KERB_MAX_HDRS), family,
+ * outcome. Not a struct: the compiler would write its fields separately, in code that the verifier
+ * walks once for each outcome. */
 #define KERB_L3_PROTO	32
 #define KERB_L3_FLAGS	40
 #define KERB_L3_OFF	48
 #define KERB_L3_FAMILY	57
 #define KERB_L3_OUTCOME 60
 
-/* What changes while a stage walks along the headers. It lives in registers. */
+/* The state of a stage that walks along the headers. It is kept in registers. */
 struct kerb_walk {
 	void *data, *end; /* the linear part */
-	__u64 off;	  /* of the header that comes next */
+	__u64 off;	  /* of the next header */
 	__u32 left;	  /* bytes of the datagram from off on */
-	__u8 proto;	  /* of the header that comes next */
+	__u8 proto;	  /* of the next header */
 	__u8 flags;
 };
 
@@ -121,7 +121,7 @@ static __always_inline struct kerb_walk kerb_walk_from(kerb_ctx *ctx, __u64 off)
 	return (struct kerb_walk){.data = data, .end = end, .off = off};
 }
 
-/* Continues behind a stage. */
+/* Continues after a stage. */
 static __always_inline struct kerb_walk kerb_walk_on(kerb_ctx *ctx, __u64 l3)
 {
 	struct kerb_walk w = kerb_walk_from(ctx, kerb_l3_off(l3));
@@ -148,7 +148,7 @@ static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 }
 
 /* IEEE 802.1Q and 802.1ad, and the types that switches used for the outer tag before 802.1ad. The
- * kernel takes off the first two only, but switches look through the others as well. */
+ * kernel removes only tags of the first two, but switches evaluate the others as well. */
 static __always_inline int kerb_is_vlan(__be16 type)
 {
 	__be16 either = type & ~bpf_htons(ETH_P_QINQ1 ^ ETH_P_8021Q); /* they differ in one bit */
@@ -157,7 +157,7 @@ static __always_inline int kerb_is_vlan(__be16 type)
 	       kerb_same(type, bpf_htons(ETH_P_8021AD)) | kerb_same(type, bpf_htons(ETH_P_QINQ2));
 }
 
-/* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
+/* Skips the VLAN tags. tags: number of tags that the kernel has removed already. */
 static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __u16 *tci,
 					   __u32 tags)
 {
@@ -179,7 +179,8 @@ static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __
 	return kerb_is_vlan(*type) ? KERB_PARSE_VLAN_DEPTH : KERB_PARSE_OK;
 }
 
-/* Ethernet and VLAN tags. tags is 1 if the kernel took the outermost tag off, else 0. */
+/* Parses Ethernet and VLAN tags. tags is 1 if the kernel has removed the outermost tag, otherwise
+ * 0. */
 KERB_PARSE_STAGE __u64 kerb_stage_l2(kerb_ctx *ctx, __u32 tags)
 {
 	struct kerb_walk w = kerb_walk_from(ctx, 0);
@@ -214,8 +215,8 @@ static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
 	return len > w->left || kerb_walk_lacks(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
 }
 
-/* A length of 0 stands for all that the IP header leaves: of IPv6 as the kernel's stack takes it,
- * which looks for no jumbo payload option (RFC 2675); of IPv4 where the field cannot hold the
+/* A length of 0 stands for everything that the IP header leaves: for IPv6 as in the kernel's stack,
+ * which does not look for a jumbo payload option (RFC 2675); for IPv4 if the field cannot hold the
  * length (segmentation offload in BIG TCP's sizes). The length of a first fragment is the whole
  * datagram's. */
 static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
@@ -231,7 +232,7 @@ static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
 	return len > w->left && !(w->flags & KERB_F_FRAG_FIRST) ? KERB_PARSE_BAD_L4 : KERB_PARSE_OK;
 }
 
-/* Bounds the transport header. */
+/* Validates the bounds of the transport header. */
 KERB_PARSE_STAGE __u64 kerb_stage_l4(kerb_ctx *ctx, __u64 l3)
 {
 	struct kerb_walk w = kerb_walk_on(ctx, l3);
@@ -298,7 +299,7 @@ static __always_inline __u32 kerb_ext_len(__u8 type, const struct kerb_ext_hdr *
 	return ((ext->len & (fragment - 1)) + 1 + ah) << (3 - ah);
 }
 
-/* Steps over one extension header. */
+/* Skips one extension header. */
 static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 {
 	struct kerb_ext_hdr *ext = w->data + w->off;
@@ -325,12 +326,12 @@ static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 	return KERB_PARSE_OK;
 }
 
-/* In the flags between stages: an extension header comes next. */
+/* Flag between stages: an extension header follows. */
 #define KERB_F_MORE_EXT (1 << 7)
 #define KERB_L3_MORE	((__u64)KERB_F_MORE_EXT << KERB_L3_FLAGS)
 
-/* Steps over the extension header at off. The verifier would follow this code once for each of
- * KERB_MAX_EXT headers if it were in the loop itself. */
+/* Skips the extension header at off. If this code were in the loop itself, the verifier would
+ * follow it once for each of KERB_MAX_EXT headers. */
 KERB_PARSE_STAGE __u64 kerb_stage_ext(kerb_ctx *ctx, __u64 l3)
 {
 	struct kerb_walk w = kerb_walk_on(ctx, l3 &= ~KERB_L3_MORE);
@@ -343,7 +344,7 @@ KERB_PARSE_STAGE __u64 kerb_stage_ext(kerb_ctx *ctx, __u64 l3)
 	return kerb_l3_of(&w, 6);
 }
 
-/* Follows the extension headers. */
+/* Skips the extension headers. */
 static __always_inline __u64 kerb_parse_exts(kerb_ctx *ctx, __u64 l3)
 {
 	int left = KERB_MAX_EXT;
@@ -352,7 +353,8 @@ static __always_inline __u64 kerb_parse_exts(kerb_ctx *ctx, __u64 l3)
 	do
 		l3 = kerb_stage_ext(ctx, l3);
 	while (l3 & KERB_L3_MORE && --left);
-	/* else the compiler keeps why the loop has ended, which the verifier follows each time */
+	/* otherwise the compiler keeps the reason why the loop ended, which the verifier follows
+	 * each time */
 	kerb_opaque(l3);
 	if (l3 & KERB_L3_MORE)
 		l3 = (l3 ^ KERB_L3_MORE) | (__u64)KERB_PARSE_EXT_DEPTH << KERB_L3_OUTCOME;
@@ -380,7 +382,7 @@ static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
 	return KERB_PARSE_OK;
 }
 
-/* IPv4, or IPv6 with its extension headers, of a frame of len bytes. */
+/* Parses IPv4, or IPv6 with its extension headers, in a frame of len bytes. */
 KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 {
 	union kerb_l2 in = {.all = l2};
@@ -409,8 +411,8 @@ KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 	return kerb_stage_l4(ctx, l3);
 }
 
-/* Parses any packet. data, data_end and len are set by the caller, and vlan to the tag that the
- * kernel took off (tags is 1 then), else to 0. */
+/* Parses any packet. The caller sets data, data_end and len, and vlan to the tag that the kernel
+ * has removed (with tags 1), otherwise to 0. */
 static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 {
 	union kerb_l2 l2 = {.all = kerb_stage_l2(pkt->ctx, tags)};
@@ -426,8 +428,8 @@ static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 	return outcome;
 }
 
-/* By one branch: behind comparisons, the verifier knows the outcome, and walks what follows once
- * for each of them. */
+/* With a single branch: after comparisons the verifier knows the outcome, and walks the subsequent
+ * code once for each of them. */
 static __always_inline int kerb_is_short(int outcome)
 {
 	return (1 << KERB_PARSE_SHORT_L2 | 1 << KERB_PARSE_SHORT_L3 | 1 << KERB_PARSE_SHORT_L4) >>
@@ -438,15 +440,15 @@ static __always_inline int kerb_is_short(int outcome)
 #if !defined(KERB_HOOK_XDP)
 #define KERB_PULL(ctx, len) bpf_skb_pull_data(ctx, len)
 #elif defined(KERB_XDP_FRAGS)
-/* Linux 6.18. The agent turns calls of this number, which no helper has, into calls of
- * bpf_xdp_pull_data, or on older kernels into an error (internal/dataplane/kfunc.go). */
+/* Linux 6.18. The agent replaces calls of this number, which no helper has, by calls of
+ * bpf_xdp_pull_data, or on older kernels by an error (internal/dataplane/kfunc.go). */
 static long (*const kerb_xdp_pull_data)(struct xdp_md *ctx, __u32 len) = (void *)0x6b6573;
 #define KERB_PULL(ctx, len) kerb_xdp_pull_data(ctx, len)
 #else
 #define KERB_PULL(ctx, len) (-EOPNOTSUPP) /* the frame is in one buffer */
 #endif
 
-/* Pulls as many headers as there can be into the linear part: all of them may lie beyond it (XDP on
+/* Pulls the maximum length of headers into the linear part: all of them may be beyond it (XDP on
  * mlx5 with a large MTU, for example). Returns 0, or an error. */
 static __always_inline int kerb_pull(struct kerb_pkt *pkt)
 {
@@ -459,7 +461,7 @@ static __always_inline int kerb_pull(struct kerb_pkt *pkt)
 	return rc;
 }
 
-/* Pulls headers that the parser missed into the linear part. Reports whether there is more to parse
+/* Pulls headers that the parser missed into the linear part. Returns whether there is more to parse
  * now. */
 static __always_inline int kerb_pull_missed(struct kerb_pkt *pkt, int outcome)
 {
@@ -472,7 +474,7 @@ static __always_inline int kerb_pull_missed(struct kerb_pkt *pkt, int outcome)
 	return !rc;
 }
 
-/* Parses what kerb_parse_plain leaves. */
+/* Parses the packets that kerb_parse_plain does not handle. */
 static __always_inline int kerb_parse_general(struct kerb_pkt *pkt, __u32 tags)
 {
 	int outcome = kerb_parse_stages(pkt, tags);
@@ -480,8 +482,8 @@ static __always_inline int kerb_parse_general(struct kerb_pkt *pkt, __u32 tags)
 	return kerb_pull_missed(pkt, outcome) ? kerb_parse_stages(pkt, tags) : outcome;
 }
 
-/* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took
- * a tag off. */
+/* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel has
+ * removed a tag. */
 static __always_inline int kerb_parse(struct kerb_pkt *pkt, __u32 tags)
 {
 	return kerb_parse_plain(pkt) ? KERB_PARSE_OK : kerb_parse_general(pkt, tags);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The fast half of the parser (kerb/parse.h): straight code for nearly every packet. */
+/* The fast path of the parser (kerb/parse.h): straight-line code for nearly every packet. */
 #ifndef KERB_PLAIN_H
 #define KERB_PLAIN_H
 
@@ -16,8 +16,8 @@
 /* more-fragments bit or an offset */
 #define KERB_IP_FRAG_ANY 0x3fff
 
-/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what
- * is left of a datagram. */
+/* Returns whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and the
+ * rest of a datagram. */
 static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
 {
 	const struct udphdr *udp = l4;
@@ -34,8 +34,9 @@ static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u
 	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
 }
 
-/* What modules ask for most. The chain writes it at once, as its entry reads it so
- * (internal/dataplane/kinds.go): a processor is slow to read at once what was written in parts. */
+/* Sets the fields that modules read most, in one write, because the chain's entry reads them in one
+ * (internal/dataplane/kinds.go): a processor is slow to read in one go what was written in
+ * parts. */
 static __always_inline void kerb_set_kind(struct kerb_pkt *pkt, __u8 family, __u8 proto, __u8 flags,
 					  __u8 outcome)
 {
@@ -59,8 +60,8 @@ static __always_inline void kerb_set_kind(struct kerb_pkt *pkt, __u8 family, __u
 #endif
 }
 
-/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet,
- * of which it writes nothing. What the caller sets is as for kerb_parse_stages. */
+/* Parses TCP or UDP directly after a plain Ethernet and IP header; returns 0 for any other packet,
+ * and then writes nothing. The caller sets the same fields as for kerb_parse_stages. */
 static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 {
 	void *data = pkt->data, *end = pkt->data_end;

@@ -1,30 +1,29 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a UDP packet must be for the kernel to answer it. Include <kerb/respond.h>, which explains
- * the use. Whatever fails a check is not changed. */
+/* Checks whether the kernel may answer a UDP packet. Include <kerb/respond.h>, which explains the
+ * use. Packets that fail a check are not changed. */
 #ifndef KERB_REQUEST_H
 #define KERB_REQUEST_H
 
 #include <kerb/module.h>
 
-/* bytes of payload of a request that is examined, and of a reply: what fits an Ethernet frame */
+/* maximum payload in bytes of a request, and of a reply: what fits an Ethernet frame */
 #define KERB_REQUEST_MAX 1472
 #define KERB_REPLY_MAX	 1472
 
-/* Why a packet is not a request that can be answered. The numbers are those of the responder's
- * outcomes. */
+/* Why a packet is not a request that can be answered. The numbers are the responder's outcomes. */
 enum kerb_request_fault {
 	KERB_REQUEST_OK = 0,
-	/* The checksum is the sum of the pseudo-header, as of a sender that leaves it to its
-	 * network card. On TC the kernel knows that it is. On XDP it may as well be damaged.
-	 * Everything else is right: accept it on a veth and the like. */
+	/* The checksum is the sum of the pseudo-header, as from a sender that leaves it to its
+	 * network card. On TC the kernel knows whether it is. On XDP the packet may as well be
+	 * damaged. Everything else is valid: accept it on a veth and similar interfaces. */
 	KERB_REQUEST_PARTIAL = 1,
 	KERB_REQUEST_MALFORMED = 2,
 	KERB_REQUEST_FRAGMENT = 5, /* first fragment */
 	/* in several buffers, or several requests in one packet (GRO) */
 	KERB_REQUEST_NOT_LINEAR = 6,
-	KERB_REQUEST_LINK_ADDRESS = 7,	 /* a MAC address is one of a group */
+	KERB_REQUEST_LINK_ADDRESS = 7,	 /* a MAC address is a group address */
 	KERB_REQUEST_SOURCE_ADDRESS = 8, /* not unicast, loopback, or the destination's */
-	/* IP options or extension headers that may not be left out of an answer's way */
+	/* IP options or extension headers that an answer must not omit */
 	KERB_REQUEST_OPTIONS = 10,
 	KERB_REQUEST_SIZE = 11,		   /* the payload is longer than KERB_REQUEST_MAX */
 	KERB_REQUEST_HEADER_CHECKSUM = 12, /* IPv4 header */
@@ -35,25 +34,25 @@ enum kerb_request_fault {
 struct kerb_request {
 	struct kerb_pkt *pkt;
 	__u64 payload;	 /* offset of the payload in the frame */
-	__u64 source;	 /* IPv4 address, or the /64 of an IPv6 one: whom a rate limit means */
+	__u64 source;	 /* IPv4 address, or the /64 of an IPv6 address: the key of a rate limit */
 	__u64 pseudo;	 /* sum of addresses and protocol: the pseudo-header without the length */
-	__u64 sum;	 /* ones' complement sum of the payload, as it lies in memory */
+	__u64 sum;	 /* ones' complement sum of the payload, in memory byte order */
 	__u64 reply_sum; /* the same of the reply's payload */
 	__u32 len;	 /* of the payload */
 	__u32 reply_len;
 };
 
-/* A number below 2048 of which the verifier does not know where it came from. Else it would take
- * each round of a loop that ends with it as knowledge about the request, and follow the rest of the
- * program once for each. */
+/* Returns n, a number below 2048, without its origin being known to the verifier. Otherwise the
+ * verifier would derive knowledge about the request from each round of a loop that ends with it,
+ * and follow the rest of the program once for each. */
 static __always_inline __u64 kerb_frame_offset(__u64 n)
 {
 	kerb_bound(n, 0x7ff);
 	return n;
 }
 
-/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL when it ends
- * before. */
+/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL if the frame ends
+ * before them. */
 static __always_inline void *kerb_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
@@ -62,8 +61,8 @@ static __always_inline void *kerb_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 	return p + len > end ? 0 : p;
 }
 
-/* Options that an answer may do without: End, No-Operation, Record Route, Timestamp, Router Alert.
- * Not source routes, nor what it does not know. */
+/* Whether there are only options that an answer may omit: End, No-Operation, Record Route,
+ * Timestamp, Router Alert. Not source routes, nor unknown options. */
 KERB_GLOBAL int kerb_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 {
 	__u64 off = l3 + sizeof(struct iphdr);
@@ -94,9 +93,9 @@ KERB_GLOBAL int kerb_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 
 #define KERB_EXT_STEPS 48 /* headers and options that are examined */
 
-/* Extension headers that an answer may do without: hop-by-hop and destination options that say
- * themselves that who does not know them skips them (RFC 8200, 4.2), routing headers that are used
- * up, fragment headers of whole packets (RFC 6946). */
+/* Whether there are only extension headers that an answer may omit: hop-by-hop and destination
+ * options that are to be skipped by hosts that do not know them (RFC 8200, 4.2), routing headers
+ * with no segments left, fragment headers of whole packets (RFC 6946). */
 KERB_GLOBAL int kerb_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 {
 	__u64 off = l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
@@ -138,7 +137,7 @@ KERB_GLOBAL int kerb_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 }
 
 /* The ones' complement sum of len bytes, at most KERB_REPLY_MAX, at an offset of the frame, in 16
- * bits, as they lie in memory; -1 if the frame ends before. */
+ * bits, in memory byte order; -1 if the frame ends before. */
 KERB_GLOBAL int kerb_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	__u64 sum = 0, tail = kerb_frame_offset(len & ~31);
@@ -170,8 +169,8 @@ KERB_GLOBAL int kerb_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 	return kerb_fold(sum);
 }
 
-/* Pointer to len bytes (a constant) at an offset of the payload, or NULL when the frame ends
- * before. Mind r->len: behind it come bytes that are not the request's. */
+/* Pointer to len bytes (a constant) at an offset of the payload, or NULL if the frame ends before
+ * them. Check r->len: the bytes after it do not belong to the request. */
 static __always_inline void *kerb_request_at(const struct kerb_request *r, __u64 off, __u64 len)
 {
 	__u64 at = r->payload + off;
@@ -182,7 +181,8 @@ static __always_inline void *kerb_request_at(const struct kerb_request *r, __u64
 	return p + len > r->pkt->data_end ? 0 : p;
 }
 
-/* Sets source and pseudo; whether the source is one host, and not the destination. */
+/* Sets source and pseudo; returns whether the source is a single host and differs from the
+ * destination. */
 static __always_inline int kerb_request_ends4(struct kerb_request *r, const struct iphdr *ip)
 {
 	__u32 first = bpf_ntohl(ip->saddr) >> 24;
@@ -192,8 +192,8 @@ static __always_inline int kerb_request_ends4(struct kerb_request *r, const stru
 	return first && first != 127 && first < 224 && ip->saddr != ip->daddr;
 }
 
-/* The same. No hosts are multicast ones and all of ::/64, which has the unspecified, the loopback
- * and IPv4's addresses. */
+/* The same for IPv6. Not hosts: multicast, and all of ::/64, which has the unspecified, loopback
+ * and IPv4-mapped addresses. */
 static __always_inline int kerb_request_ends6(struct kerb_request *r, const struct ipv6hdr *ip)
 {
 	const __be32 *s = (const void *)&ip->saddr, *d = (const void *)&ip->daddr;
@@ -205,8 +205,8 @@ static __always_inline int kerb_request_ends6(struct kerb_request *r, const stru
 	       !(s[0] == d[0] && s[1] == d[1] && s[2] == d[2] && s[3] == d[3]);
 }
 
-/* Begins with a packet that has a UDP header, kerb_udp(pkt): sets all of r but the sums, and checks
- * what costs little. 0, or enum kerb_request_fault. */
+/* Starts with a packet that has a UDP header, kerb_udp(pkt): sets all fields of r except the sums,
+ * and makes the cheap checks. Returns 0, or enum kerb_request_fault. */
 static __always_inline int kerb_request_read(struct kerb_request *r, struct kerb_pkt *pkt,
 					     const struct udphdr *udp)
 {
@@ -250,9 +250,9 @@ static __always_inline int kerb_ip4_checksum_right(const struct kerb_pkt *pkt,
 	return kerb_fold(sum) == 0xffff;
 }
 
-/* Whether a checksum that holds the sum of the pseudo-header alone may be one that the sender left
- * to its network card. XDP cannot know. On TC the kernel knows: it does not change a partial
- * checksum for a change of payload. */
+/* Whether a checksum that holds only the sum of the pseudo-header may have been left to the
+ * sender's network card. XDP cannot know. On TC the kernel knows: it does not change a partial
+ * checksum when the payload changes. */
 static __always_inline int kerb_request_is_partial(struct kerb_pkt *pkt, struct udphdr *udp)
 {
 #ifdef KERB_HOOK_TC
@@ -273,7 +273,7 @@ static __always_inline int kerb_request_is_partial(struct kerb_pkt *pkt, struct 
 #endif
 }
 
-/* None is allowed on IPv4 only. */
+/* Only IPv4 allows a UDP packet without a checksum. */
 static __always_inline int kerb_request_checksum(const struct kerb_request *r, struct udphdr *udp)
 {
 	__u64 sum = r->pseudo + udp->len;
@@ -287,7 +287,7 @@ static __always_inline int kerb_request_checksum(const struct kerb_request *r, s
 		       : KERB_REQUEST_CHECKSUM;
 }
 
-/* On TC the payload may lie in pages, and one packet may stand for several. */
+/* On TC the payload may be in pages, and one packet may stand for several. */
 static __always_inline int kerb_request_is_linear(struct kerb_pkt *pkt, __u32 end)
 {
 #ifdef KERB_HOOK_XDP
@@ -303,8 +303,8 @@ static __always_inline int kerb_request_is_linear(struct kerb_pkt *pkt, __u32 en
 #endif
 }
 
-/* Options are taken out of the packet; on TC that needs a link header that the kernel has no tag to
- * look for in. */
+/* Whether the options can be removed: on TC this requires a link header without a VLAN tag in
+ * it. */
 static __always_inline int kerb_request_options_ok(const struct kerb_pkt *pkt)
 {
 #ifndef KERB_HOOK_XDP
@@ -315,8 +315,8 @@ static __always_inline int kerb_request_options_ok(const struct kerb_pkt *pkt)
 				: kerb_ip6_extensions_harmless(pkt->ctx, pkt->l3, pkt->l4);
 }
 
-/* Checks the rest: size, options, checksums, and that the payload can be read. 0, or enum
- * kerb_request_fault. */
+/* Checks the rest: size, options, checksums, and whether the payload can be read. Returns 0, or
+ * enum kerb_request_fault. */
 static __always_inline int kerb_request_verify(struct kerb_request *r)
 {
 	struct kerb_pkt *pkt = r->pkt;

@@ -47,9 +47,9 @@
 #include <kerb/request.h>
 
 #define KERB_REPLY_HOP_LIMIT 64
-/* shorter frames are padded by the sender's card: a padded request stays so */
+/* shorter frames are padded by the sender's network card: a padded request stays padded */
 #define KERB_FRAME_MIN	     60
-/* every IPv6 link carries that much (RFC 8200, 5): for kernels that do not tell the MTU */
+/* every IPv6 link supports this MTU (RFC 8200, 5): for kernels that do not return the MTU */
 #define KERB_IPV6_MIN_MTU    1280
 
 static __always_inline __u32 kerb_ip_len(const struct kerb_pkt *pkt)
@@ -57,7 +57,8 @@ static __always_inline __u32 kerb_ip_len(const struct kerb_pkt *pkt)
 	return pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-/* Whether a reply of len bytes fits what leaves here: as long as the request does at any rate. */
+/* Whether a reply of len bytes fits the interface's MTU. One no longer than the request always
+ * fits. */
 static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 len)
 {
 	__u32 mtu = 0;
@@ -72,8 +73,8 @@ static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 l
 }
 
 /* Whether len bytes of payload, with headers, are more than times the asked bytes, which include
- * the IP header. A function that the verifier follows once: comparisons in the caller would teach
- * it bounds that keep it from merging states. */
+ * the IP header. A function that the verifier follows once: comparisons in the caller would give it
+ * bounds that prevent it from merging states. */
 KERB_GLOBAL int kerb_exceeds(__u32 len, __u32 family, __u32 asked, __u32 times)
 {
 	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
@@ -83,14 +84,14 @@ KERB_GLOBAL int kerb_exceeds(__u32 len, __u32 family, __u32 asked, __u32 times)
 }
 
 /* Whether a reply of len bytes has more than times (0: any) the bytes of its request, IP headers
- * included: what a forged source would have sent to another host. */
+ * included: the amplification for a sender with a forged source. */
 static __always_inline int kerb_reply_amplifies(const struct kerb_request *r, __u32 len,
 						__u32 times)
 {
 	return kerb_exceeds(len, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len, times);
 }
 
-/* Length of the frame with the reply, as long as options are still there. */
+/* Length of the frame with the reply, while options are still in it. */
 static __always_inline __u32 kerb_reply_frame_len(const struct kerb_request *r)
 {
 	__u32 len = r->payload + r->reply_len, now = r->pkt->len;
@@ -100,9 +101,9 @@ static __always_inline __u32 kerb_reply_frame_len(const struct kerb_request *r)
 	return len;
 }
 
-/* Takes the options out, and gives the frame the length of a reply of len bytes. The payload is
- * still the request's, and what is added undefined: write all that shall differ. 0; -ENOMEM, and
- * the packet is unchanged and may pass; another negative errno, and it must be dropped. */
+/* Removes the options, and gives the frame the length of a reply of len bytes. The payload is still
+ * the request's, and added bytes are undefined: write everything that differs. Returns 0; -ENOMEM
+ * if the packet is unchanged and may pass; or another negative errno if it must be dropped. */
 static __always_inline int kerb_reply_begin(struct kerb_request *r, __u32 len)
 {
 	struct kerb_pkt *pkt = r->pkt;
@@ -121,16 +122,16 @@ static __always_inline int kerb_reply_begin(struct kerb_request *r, __u32 len)
 	return 0;
 }
 
-/* Writes len bytes (a constant) at an offset of the reply. 0 or a negative errno: drop the packet
- * then. */
+/* Writes len bytes (a constant) at an offset of the reply. Returns 0, or a negative errno: drop the
+ * packet then. */
 static __always_inline int kerb_reply_store(struct kerb_request *r, __u32 off, const void *from,
 					    __u32 len)
 {
 	return kerb_store_bytes(r->pkt, r->payload + off, from, len);
 }
 
-/* The IP header again: no options, own TTL, nothing of the request's type of service, and nothing
- * to be fragmented. Ends swapped. An IPv4 header that is right before and after adds nothing to
+/* Rewrites the IP header: no options, a new TTL, the type of service cleared, and never fragmented.
+ * Addresses are swapped. An IPv4 header that is valid before and after adds nothing to
  * CHECKSUM_COMPLETE, and neither does a swap. */
 static __always_inline int kerb_reply_ip4_header(struct kerb_pkt *pkt, __u32 udp_len)
 {
@@ -183,8 +184,8 @@ static __always_inline int kerb_reply_udp_header(struct kerb_request *r)
 
 #else
 
-/* The kernel knows whether the checksum is partial or complete, and the helpers keep it so. None
- * stays none. */
+/* The kernel knows whether the checksum is partial or complete, and the helpers preserve that. A
+ * packet without a checksum stays without one. */
 static __always_inline int kerb_reply_udp_header(struct kerb_request *r)
 {
 	__be16 to = bpf_htons(sizeof(struct udphdr) + r->reply_len), from;
@@ -217,8 +218,8 @@ static __always_inline int kerb_reply_sum(struct kerb_request *r)
 	return sum < 0 ? -1 : 0;
 }
 
-/* Turns the packet round: addresses, ports, lengths, and checksums by reply_sum. 0, or -1: drop the
- * packet then. */
+/* Swaps addresses and ports, and sets lengths, and checksums from reply_sum. Returns 0, or -1: drop
+ * the packet then. */
 static __always_inline int kerb_reply_turn(struct kerb_request *r)
 {
 	__u32 udp_len = sizeof(struct udphdr) + r->reply_len;

@@ -24,8 +24,8 @@
 
 #define KERB_MAX_ROOM 256 /* bytes that kerb_adjust_room adds or takes at once */
 
-/* Nanoseconds since boot, of the coarse clock where there is one (Linux 5.11): right to a timer
- * tick, 1 to 10 ms. */
+/* Nanoseconds since boot, from the coarse clock if the kernel has it (Linux 5.11): accurate to a
+ * timer tick, 1 to 10 ms. */
 static __always_inline __u64 kerb_now(void)
 {
 	if (KERB_HAS(ktime_get_coarse_ns))
@@ -48,7 +48,7 @@ static __always_inline int kerb_set_ip4(struct kerb_pkt *pkt, __u32 field, __be3
 	return kerb_fix_l4(pkt, diff, 1);
 }
 
-/* New IPv4 addresses. -EINVAL if the packet is not IPv4. */
+/* Set IPv4 addresses. -EINVAL if the packet is not IPv4. */
 static __always_inline int kerb_set_ip4_saddr(struct kerb_pkt *pkt, __be32 to)
 {
 	return kerb_set_ip4(pkt, __builtin_offsetof(struct iphdr, saddr), to);
@@ -59,8 +59,8 @@ static __always_inline int kerb_set_ip4_daddr(struct kerb_pkt *pkt, __be32 to)
 	return kerb_set_ip4(pkt, __builtin_offsetof(struct iphdr, daddr), to);
 }
 
-/* The IPv6 header has no checksum of its own: on TC the stored bytes go into CHECKSUM_COMPLETE, out
- * of which bpf_l4_csum_replace takes them again. */
+/* The IPv6 header has no checksum: on TC the stored bytes are added to CHECKSUM_COMPLETE, from
+ * which bpf_l4_csum_replace subtracts them again. */
 static __always_inline int kerb_set_ip6(struct kerb_pkt *pkt, __u32 field,
 					const struct in6_addr *to)
 {
@@ -79,7 +79,7 @@ static __always_inline int kerb_set_ip6(struct kerb_pkt *pkt, __u32 field,
 	return rc ?: kerb_fix_l4(pkt, diff, 1);
 }
 
-/* New IPv6 addresses. -EINVAL if the packet is not IPv6. */
+/* Set IPv6 addresses. -EINVAL if the packet is not IPv6. */
 static __always_inline int kerb_set_ip6_saddr(struct kerb_pkt *pkt, const struct in6_addr *to)
 {
 	return kerb_set_ip6(pkt, __builtin_offsetof(struct ipv6hdr, saddr), to);
@@ -110,7 +110,7 @@ static __always_inline int kerb_set_port(struct kerb_pkt *pkt, __u32 which, __be
 	return kerb_fix_l4(pkt, diff, 0);
 }
 
-/* New ports, of TCP and UDP. -EINVAL if the packet has none (later fragments for example). */
+/* Set ports of TCP and UDP. -EINVAL if the packet has none (later fragments for example). */
 static __always_inline int kerb_set_sport(struct kerb_pkt *pkt, __be16 to)
 {
 	return kerb_set_port(pkt, 0, to);
@@ -121,7 +121,7 @@ static __always_inline int kerb_set_dport(struct kerb_pkt *pkt, __be16 to)
 	return kerb_set_port(pkt, 1, to);
 }
 
-/* New TTL or hop limit. */
+/* Sets the TTL or hop limit. */
 static __always_inline int kerb_set_ttl(struct kerb_pkt *pkt, __u8 ttl)
 {
 	struct iphdr *ip = kerb_ip4(pkt);
@@ -140,7 +140,7 @@ static __always_inline int kerb_set_ttl(struct kerb_pkt *pkt, __u8 ttl)
 	return 0;
 }
 
-/* The TTL or hop limit, or -EINVAL. */
+/* Returns the TTL or hop limit, or -EINVAL. */
 static __always_inline int kerb_ttl(const struct kerb_pkt *pkt)
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
@@ -152,8 +152,8 @@ static __always_inline int kerb_ttl(const struct kerb_pkt *pkt)
 	return ip6 ? ip6->hop_limit : -EINVAL;
 }
 
-/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and
- * must not continue. */
+/* Decrements the TTL or hop limit, as a router does. Returns -ETIME if it is used up: the packet is
+ * unchanged and must not continue. */
 static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
 {
 	int ttl = kerb_ttl(pkt);
@@ -163,7 +163,8 @@ static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
 	return ttl > 1 ? kerb_set_ttl(pkt, ttl - 1) : -ETIME;
 }
 
-/* For replies: exchanges the two ends. Sums do not depend on the order, so no checksum changes. */
+/* For replies: swap source and destination. Sums do not depend on the order, so no checksum
+ * changes. */
 static __always_inline int kerb_swap_macs(struct kerb_pkt *pkt)
 {
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
@@ -212,8 +213,7 @@ static __always_inline int kerb_swap_ports(struct kerb_pkt *pkt)
 	return 0;
 }
 
-/* Offset of the bytes behind the transport header (of what follows the IP headers, where there is
- * none). */
+/* Offset of the bytes after the transport header (or after the IP headers, if there is none). */
 static __always_inline __u32 kerb_payload(const struct kerb_pkt *pkt)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
@@ -224,7 +224,8 @@ static __always_inline __u32 kerb_payload(const struct kerb_pkt *pkt)
 	return pkt->flags & KERB_F_L4 ? pkt->l4 + sizeof(struct udphdr) : pkt->l4;
 }
 
-/* Bytes from there to the end of the UDP datagram, if it is one, else of the IP datagram. */
+/* Number of bytes from there to the end of the UDP datagram, or of the IP datagram if it is not
+ * UDP. */
 static __always_inline __u32 kerb_payload_len(const struct kerb_pkt *pkt)
 {
 	struct udphdr *udp = kerb_udp(pkt);
@@ -235,9 +236,9 @@ static __always_inline __u32 kerb_payload_len(const struct kerb_pkt *pkt)
 	return len - (kerb_payload(pkt) - (__u32)pkt->l4);
 }
 
-/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never
- * inlined: it is long. Headers are pulled before, and not after a parser that missed some, as
- * kerb_parse does: the verifier walks a parser that is inlined once then. */
+/* Parses again after headers have been added or removed. Returns the new outcome. Never inlined: it
+ * is long. Headers are pulled before parsing, and not after a parser that missed some, as in
+ * kerb_parse: an inlined parser is thus walked once by the verifier. */
 static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 {
 	__u32 tags = 0;
@@ -246,7 +247,7 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 	pkt->vlan = 0;
 #else
 	tags = kerb_ctx_field(pkt->ctx, vlan_present) & 1;
-	/* Without a branch, as one here would make the verifier walk the whole parser twice. */
+	/* Without a branch, which would make the verifier walk the whole parser twice. */
 	kerb_opaque(tags);
 	pkt->vlan = kerb_ctx_field(pkt->ctx, vlan_tci) & -tags;
 #endif
@@ -262,8 +263,8 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 
 #ifdef KERB_HOOK_XDP
 
-/* Moves the link header by delta bytes, up to two VLAN tags included. to is where it will start,
- * from where it does. */
+/* Moves the link header, including up to two VLAN tags, by delta bytes, from offset from to offset
+ * to. */
 static __always_inline int kerb_move_l2(struct kerb_pkt *pkt, __u64 to, __u64 from)
 {
 	__u8 l2[ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr)];
@@ -284,11 +285,11 @@ static __always_inline int kerb_move_l2(struct kerb_pkt *pkt, __u64 to, __u64 fr
 	return -EINVAL;
 }
 
-/* Puts delta bytes between the link header and the IP header, or takes -delta bytes out there.
- * |delta| is at most KERB_MAX_ROOM. flags: BPF_F_ADJ_ROOM_*, of use on TC only (which wants
- * BPF_F_ADJ_ROOM_ENCAP_* to segment tunnelled packets rightly). The new bytes are undefined: write
- * all of them, with kerb_store_bytes at pkt->l3, then call kerb_reparse(); until then family is 0.
- * TC refuses frames that carry a VLAN tag in their bytes. */
+/* Inserts delta bytes between the link header and the IP header, or removes -delta bytes. |delta|
+ * is at most KERB_MAX_ROOM. flags: BPF_F_ADJ_ROOM_*, used only on TC (which needs
+ * BPF_F_ADJ_ROOM_ENCAP_* to segment tunnelled packets correctly). The new bytes are undefined:
+ * write all of them with kerb_store_bytes at pkt->l3, then call kerb_reparse(); until then family
+ * is 0. TC refuses frames with a VLAN tag in their bytes. */
 static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, __u64 flags)
 {
 	int rc;
@@ -330,8 +331,8 @@ static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, _
 
 #endif
 
-/* Gives the frame another length, at its end: new bytes are zero on XDP, undefined on TC. Headers
- * are the caller's to adapt. After an error nothing has changed. */
+/* Changes the length of the frame at its end: new bytes are zero on XDP, undefined on TC. The
+ * caller adapts the headers. After an error nothing has changed. */
 static __always_inline int kerb_set_len(struct kerb_pkt *pkt, __u32 len)
 {
 #ifdef KERB_HOOK_XDP
@@ -346,9 +347,9 @@ static __always_inline int kerb_set_len(struct kerb_pkt *pkt, __u32 len)
 	return rc;
 }
 
-/* Takes out what lies between the fixed IP header and l4: IPv4 options, IPv6 extension headers. The
- * header is left as it is: its length, checksum and next header are the caller's. TC refuses frames
- * that carry a VLAN tag in their bytes. */
+/* Removes the bytes between the fixed IP header and l4: IPv4 options, IPv6 extension headers. The
+ * IP header is unchanged: the caller updates its length, checksum and next header. TC refuses
+ * frames with a VLAN tag in their bytes. */
 static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt *pkt)
 {
 	__u64 head = pkt->l3 + (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
@@ -356,10 +357,10 @@ static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt
 	int rc;
 
 #ifdef KERB_HOOK_XDP
-	__u64 at = head; /* from the end on, as both overlap */
+	__u64 at = head; /* from the end, because both overlap */
 
-	/* The verifier must not learn from the loop how long the header is, and follow what comes
-	 * behind once for each length. */
+	/* The verifier must not learn the header's length from the loop, and follow the subsequent
+	 * code once for each length. */
 	kerb_bound(at, 0xff);
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < (ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr) +
@@ -395,7 +396,7 @@ static __always_inline __u32 kerb_rol(__u32 x, int n)
 	return x << n | x >> (32 - n);
 }
 
-/* Bob Jenkins' lookup3, as the kernel's jhash: mixing and the last step. */
+/* Bob Jenkins' lookup3, as in the kernel's jhash: mixing and the last step. */
 #define KERB_JHASH_MIX(a, b, c)       \
 	do {                          \
 		a -= c;               \
@@ -436,10 +437,10 @@ static __always_inline __u32 kerb_rol(__u32 x, int n)
 		c -= kerb_rol(b, 24); \
 	} while (0)
 
-/* Hash of addresses, protocol and ports, one direction. All fragments of a datagram hash alike:
- * they count as having no ports. 0 if the packet is not IP. The words, as they lie in the packet,
- * are hashed as the kernel's jhash2 does: addresses, ports, protocol, and for IPv4 nothing else;
- * seed takes the place of initval. */
+/* Hash of addresses, protocol and ports in one direction. All fragments of a datagram have the same
+ * hash: they count as having no ports. 0 if the packet is not IP. The words are hashed in packet
+ * byte order as the kernel's jhash2 does: addresses, ports, protocol, and for IPv4 nothing else;
+ * seed replaces initval. */
 static __always_inline __u32 kerb_hash(const struct kerb_pkt *pkt, __u32 seed)
 {
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);

@@ -17,7 +17,7 @@
 
 KERB_CONFIG(_Bool, kerb_preemptible, 0); /* set by the agent on kernels with PREEMPT_RT */
 
-/* Packets of this CPU that are in the work space or try to get there. */
+/* Number of packets of this CPU that use or try to use the work space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -25,9 +25,9 @@ struct {
 	__type(value, __u32);
 } kerb_users SEC(".maps");
 
-/* 0: another packet has the work space. The packet that finds only itself has it: one that comes
- * between the addition and the look adds itself, too, and either has left by then or is seen. An
- * addition that returns nothing will do, all being on one CPU. */
+/* Returns 0 if another packet uses the work space. A packet that finds only itself may use it: one
+ * that interrupts between the addition and the read adds itself as well, and has either left by
+ * then or is seen. Since everything is on one CPU, an addition without a return value suffices. */
 static __always_inline int kerb_scratch_enter(void)
 {
 	__u32 zero = 0, *users;

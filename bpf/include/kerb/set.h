@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Named sets of addresses, prefixes or ports: resources of the kind Set, and the addresses of
- * services by label. The agent keeps them in four maps that all modules of the node share. A
- * module may look up sets whose references its control plane returns (sdk.Settings.Sets); without
- * any the maps are the module's own and empty.
+/* Named sets of addresses, prefixes or ports: resources of the kind Set, and addresses of services
+ * selected by label. The agent keeps them in four maps that all modules of the node share. A module
+ * may look up sets whose references its control plane returns (sdk.Settings.Sets); without any, the
+ * maps are the module's own and empty.
  *
- * A replacement of a set fills the maps under a new version, then changes the version: a packet
- * sees either the old elements or the new ones. */
+ * To replace a set, the agent fills the maps under a new version, then changes the version: a
+ * packet sees either the old elements or the new ones. */
 #ifndef KERB_SET_H
 #define KERB_SET_H
 
@@ -21,15 +21,15 @@ enum kerb_set_kind {
 	KERB_SET_TABLE = 2, /* addresses, ports: in kerb_table where it has room for them */
 };
 
-/* By identity of the set: sdk.SetID. Identity 0 has the version that each change of any set
- * changes. */
+/* By identity of the set: sdk.SetID. The version of identity 0 changes with each change of any
+ * set. */
 struct kerb_set {
 	__u64 id;	/* first: see kerb_set_state */
 	__u64 revision; /* the agent's alone */
-	__u64 state;	/* version << 32 | kind, so that packets see both or neither */
+	__u64 state;	/* version << 32 | kind, so that packets read both at once */
 };
 
-/* IPv4 addresses and ports are in word 0, and the rest is 0. */
+/* IPv4 addresses and ports are in word 0; the rest is 0. */
 struct kerb_set_element {
 	__u32 set; /* version << 1 | is it an IPv6 address? */
 	__be32 word[4];
@@ -56,11 +56,12 @@ struct {
 	__type(value, __u32);
 } kerb_elements SEC(".maps");
 
-/* IPv4 addresses and ports, in one cache line where a hash map of the kernel reads three that are
- * seldom in the cache: set << 32 | word 0 of struct kerb_set_element. 0 is free, and so are all
- * behind it. A removed element whose place is not the last used one is 1. The elements that do not
+/* IPv4 addresses and ports, in one cache line, where a hash map of the kernel reads three that are
+ * rarely in the cache: set << 32 | word 0 of struct kerb_set_element. 0 is free, and so are all
+ * entries after it. A removed element that is not in the last used entry is 1. Elements that do not
  * fit are in kerb_elements: such a bucket has no 0. Only the agent writes, 8 bytes at once. The
- * first version on a node is random: which elements share a bucket is hard to foresee. */
+ * first version on a node is random, so that it is hard to predict which elements share a
+ * bucket. */
 struct kerb_set_bucket {
 	__u64 element[KERB_SET_BUCKET];
 };
@@ -81,9 +82,10 @@ struct {
 	__type(value, __u32);
 } kerb_prefixes SEC(".maps");
 
-/* The state of a set, 0: there is none. The kernel may give the memory of a set that is replaced or
- * deleted to another one while a packet reads it. It writes a new set from its begin, so that a
- * state whose id was right after it was read is that of the set. What replaced it is found then. */
+/* The state of a set, 0 if it does not exist. While a packet reads the memory of a set that is
+ * replaced or deleted, the kernel may reuse it for another set. It writes a new set from its
+ * beginning, so that a state whose id is correct after it was read belongs to the set. Otherwise
+ * the set is looked up again. */
 static __always_inline __u64 kerb_set_state(const __u64 *id)
 {
 	for (int i = 0; i < 2; i++) {
@@ -124,7 +126,8 @@ static __always_inline int kerb_set_in_bucket(const struct kerb_set_element *ele
 	return -1;
 }
 
-/* Whether the set has the element whose words are in key. A set that does not exist has none. */
+/* Whether the set contains the element with the words in key. A set that does not exist is
+ * empty. */
 static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_prefix *key, __u32 v6)
 {
 	__u64 state = kerb_set_state(id);
@@ -144,7 +147,7 @@ static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_pr
 	return bpf_map_lookup_elem(&kerb_prefixes, key) != NULL;
 }
 
-/* Changes whenever an element of any set has changed. id is memory for a key. */
+/* Returns a number that changes whenever an element of any set changes. id is memory for a key. */
 static __always_inline __u32 kerb_sets_version(__u64 *id)
 {
 	*id = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* SipHash-2-4 (Aumasson and Bernstein, 2012), a keyed hash of short messages. A function begins the
- * hash with a key, updates it with each word of 64 bits, little-endian, and ends it. The last word
- * is the rest of the message, less than eight bytes, with the message's length in the upper byte.
- * These are macros on local variables, as the kernel's own (lib/siphash.c): of functions on a
- * struct clang makes code with more spills. */
+/* SipHash-2-4 (Aumasson and Bernstein, 2012), a keyed hash of short messages. Initialize the hash
+ * with a key, update it with each little-endian 64-bit word, and finish it. The last word has the
+ * rest of the message, less than eight bytes, and the message's length in the upper byte. These are
+ * macros on local variables, as in the kernel (lib/siphash.c): from functions on a struct clang
+ * generates code with more spills. */
 #ifndef KERB_SIPHASH_H
 #define KERB_SIPHASH_H
 

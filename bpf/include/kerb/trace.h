@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What traces look for and report: for the chains, and for <kerb/messages.h>. The Go mirror is
+/* What traces filter and report: for chains, and for <kerb/messages.h>. The Go mirror is
  * internal/dataplane/trace.go. */
 #ifndef KERB_TRACE_H
 #define KERB_TRACE_H
@@ -8,22 +8,22 @@
 
 /* position of a packet's first event: as it came in, before any module */
 #define KERB_TRACE_HEAD	  0xff
-/* that of the event of a packet that the kernel dropped after the last chain */
+/* position of the event of a packet that the kernel dropped after the last chain */
 #define KERB_TRACE_KERNEL 0xfe
 /* a message, after the verdict of a module on sockets (kerb/messages.h) */
 #define KERB_TRACE_MESSAGE 0xfd
 
-/* A packet at the head of the chain, or after a module's verdict; bytes of the packet follow the
- * former. Or a message on a socket. */
+/* A packet at the head of the chain, followed by bytes of the packet, or after a module's verdict.
+ * Or a message on a socket. */
 struct kerb_trace_event {
 	__u64 time;    /* ns, CLOCK_MONOTONIC */
 	__u64 packet;  /* number of the packet on its CPU */
-	__u64 elapsed; /* ns since the event before was written: the module's */
+	__u64 elapsed; /* ns since the previous event was written: the module's time */
 	__u64 note;    /* of the module (kerb_note), 0: none */
-	__u64 trace;   /* the packet's, at each chain that it meets */
+	__u64 trace;   /* identifies the packet in each chain that it meets */
 	__u32 ifindex;
 	__u32 len;
-	__u32 chain;	  /* number that the agent gave to the chain */
+	__u32 chain;	  /* number of the chain, assigned by the agent */
 	__u32 to_ifindex; /* of KERB_REDIRECT */
 	__u16 cpu;
 	__u16 sport, dport; /* host byte order; 0 without ports */
@@ -41,10 +41,10 @@ struct kerb_trace_event {
 	__u64 key; /* trace_key; of a message the cookie of its socket's network namespace */
 };
 
-/* Traces that may run at the same time. */
+/* Number of traces that may run at the same time. */
 #define KERB_TRACE_SESSIONS 4
 
-/* What a session of `kerb trace` looks for; a zero stands for anything. Written by the agent. */
+/* The filter of a `kerb trace` session; zero matches anything. Written by the agent. */
 struct kerb_trace_filter {
 	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
 	__u8 mask[16]; /* of addr: its other bits are zero */
