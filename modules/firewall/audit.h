@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Audit mode: what would be dropped is counted and passes. Hit counters are the same as otherwise.
- * A connection that is denied is tracked, too, with the inverted generation of the rules: its first
- * packet counts, and those behind it, which would not be sent, are known by it. */
+/* Audit mode: packets that would be dropped are counted and pass. Hit counters are the same as
+ * without it. A denied connection is tracked as well, with the inverted generation of the rules:
+ * only its first packet counts, and subsequent ones, which would not have been sent, are recognized
+ * by the entry. */
 #ifndef FW_AUDIT_H
 #define FW_AUDIT_H
 
@@ -13,7 +14,7 @@ struct fw_hits {
 	__u64 packets, bytes;
 };
 
-/* By reason: written by the data plane alone, kept when the mode changes. */
+/* By reason: written only by the data plane, kept when the mode changes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, KERB_DROP_REASONS);

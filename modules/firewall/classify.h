@@ -44,8 +44,8 @@ enum fw_node {
 /* notes: in kerb.yaml; the value is the slot of the rule's hits */
 #define FW_NOTE_RULE 1
 
-/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, whether the sender is
- * notified of it, and, of a rule, whether it has a limit, and whether packets are reported;
+/* A decision in a word: slot in bits 0-15, drop reason in bits 16-23, whether the sender is
+ * notified of the drop, and, for a rule, whether it has a limit and whether packets are reported;
  * mirrored in control.go. */
 #define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
 #define FW_DENIED	      (0xffU << 16)
@@ -68,8 +68,8 @@ struct fw_chunk {
 #define FW_WORDS   8 /* of a block: a bit per rule */
 #define FW_NUMBER_BYTES (FW_WORDS * 64 * sizeof(__u32))
 
-/* By block: the address of its row, of FW_WORDS words, 0 if it has no bits; of FW_NUMBERS, of its
- * rule numbers, 0 behind the last. */
+/* By block: the address of its row of FW_WORDS words, 0 if it has no bits; for FW_NUMBERS, the
+ * addresses of its rule numbers, 0 after the last. */
 struct fw_record {
 	__u32 at[FW_BLOCKS];
 	__u32 unused[32 - FW_BLOCKS];
@@ -128,13 +128,13 @@ struct {
 	__type(value, struct fw_rule6);
 } rules6 SEC(".maps");
 
-/* Elements of a half: the maps hold the rules twice. 0: once, as they are large. */
+/* Elements of a half: the maps hold the rules twice. 0: once, because they are large. */
 KERB_CONFIG(__u32, tree_half, 0);
 KERB_CONFIG(__u32, rules4_half, 0);
 KERB_CONFIG(__u32, rules6_half, 0);
 
-/* Each search is in one tree, of FW_SHALLOW nodes a packet at most, and without a bitmap: most rule
- * sets are. The verifier takes longer for a search of FW_STEPS than for all other code. */
+/* Each search is in one tree, of at most FW_SHALLOW nodes per packet, and without a bitmap, as in
+ * most rule sets. The verifier takes longer for a search of FW_STEPS than for all other code. */
 KERB_CONFIG(__u8, shallow, 0);
 
 static __always_inline struct fw_chunk *fw_chunk_at(struct fw_flow *s, __u32 id)
@@ -196,8 +196,8 @@ static __always_inline void fw_push(struct fw_flow *s, __u32 chunk, __u64 second
 	fork->first = second;
 }
 
-/* Takes up the tree remembered last, or an END in its stead if none of its rules can win any more.
- * Returns its node. */
+/* Resumes the tree remembered last, or returns an END instead if none of its rules can win any
+ * more. Returns its node. */
 static __always_inline __u32 fw_pop(struct fw_flow *s)
 {
 	struct fw_fork *fork = &s->fork[--s->forks & (FW_FORKS - 1)];
@@ -245,8 +245,8 @@ static __always_inline __u64 fw_hash_of(const struct fw_flow *s, const struct fw
 					 h->mask[4]);
 }
 
-/* Leaves the only rule of the hash at the root that matches in s->best if it is before that, and
- * moves the root behind it. fw_search is lost at a root that stays. */
+/* Stores the only matching rule of the hash at the root in s->best if it precedes the current one,
+ * and moves the root past the hash. fw_search returns FW_LOST for a root that does not move. */
 static __always_inline void fw_search_hash(struct fw_flow *s)
 {
 	struct fw_hash *h = fw_memory(s, s->root & ~FW_ROOT_HASH, sizeof(*h));
@@ -269,8 +269,8 @@ static __always_inline void fw_search_hash(struct fw_flow *s)
 		s->best = rule;
 }
 
-/* Finds the first rule of the trees that matches the words of s, and their classes. Leaves it in
- * s->best if it is before that one, or FW_LOST. */
+/* Finds the first rule of the trees that matches the words of s, and the classes of the words.
+ * Stores it in s->best if it precedes the current one, or FW_LOST. */
 static __always_inline void fw_search(struct fw_flow *s)
 {
 	struct fw_chunk *chunk;
@@ -331,7 +331,7 @@ lost:
 	s->best = FW_LOST;
 }
 
-/* Whether a rule of the block is in all classes. Leaves the rules that are in s->bits. */
+/* Whether a rule of the block is in all classes. Stores these rules in s->bits. */
 static __always_inline int fw_matches_block(struct fw_flow *s, struct fw_record **record, __u32 b)
 {
 	__u64 *row[FW_FIELDS], any = 0;
@@ -352,7 +352,7 @@ static __always_inline int fw_matches_block(struct fw_flow *s, struct fw_record 
 	return any != 0;
 }
 
-/* The number of the first rule in s->bits. */
+/* Returns the number of the first rule in s->bits. */
 static __always_inline __u32 fw_first_bit(struct fw_flow *s)
 {
 	__u32 *numbers = fw_memory(s, s->numbers, FW_NUMBER_BYTES), bit = 0;
@@ -366,7 +366,8 @@ static __always_inline __u32 fw_first_bit(struct fw_flow *s)
 	return numbers[bit];
 }
 
-/* Finds the first rule of the bitmap that matches. Leaves it in s->best if it is before that. */
+/* Finds the first matching rule of the bitmap. Stores it in s->best if it precedes the current
+ * one. */
 static __always_inline void fw_search_bitmap(struct fw_flow *s)
 {
 	struct fw_record *record[FW_FIELDS + 1];

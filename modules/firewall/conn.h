@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What is known of a connection. */
+/* Entries of tracked connections. */
 #ifndef FW_CONN_H
 #define FW_CONN_H
 
@@ -21,14 +21,14 @@ struct fw_peer {
 };
 
 enum fw_state {
-	FW_NEW = 0,	    /* packets from the beginner only */
+	FW_NEW = 0,	    /* packets from the initiator only */
 	FW_REPLIED = 1,	    /* and an answer */
-	FW_ESTABLISHED_ = 2, /* and an answer to that */
+	FW_ESTABLISHED_ = 2, /* and a reply to the reply */
 	FW_RESET = 3,	    /* ended by RST */
-	FW_CLOSED = 4,	    /* both sides sent FIN and acknowledged the other one's */
+	FW_CLOSED = 4,	    /* both sides sent FIN and acknowledged the peer's FIN */
 };
 
-/* TCP that began unseen: window scales are unknown, so that windows are not checked */
+/* TCP picked up in midstream: window scales are unknown, so that windows are not checked */
 #define FW_CONN_LEARNT (1 << 0)
 
 struct fw_conn {
@@ -44,7 +44,7 @@ struct fw_conn {
 	};
 };
 
-/* What an interface has in the tables. */
+/* Entries of an interface in the tables. */
 struct fw_usage {
 	__u64 established, opening;
 	__u64 since; /* monotonic clock at the first packet without a connection */

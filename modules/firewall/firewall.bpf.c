@@ -2,9 +2,9 @@
 
 //go:build ignore
 
-/* The firewall: packets of known connections pass, the first rule that matches decides on all
- * others, else the default policy of the direction. control.go fills the maps, compile.go builds
- * the search tree, model.go says the same in Go. */
+/* The firewall: packets of known connections pass, the first matching rule decides on all others,
+ * otherwise the default policy of the direction. control.go fills the maps, compile.go builds the
+ * search tree, model.go is the same in Go. */
 #define KERB_FIXED_LAYOUT /* shipped with the linker; relocations take 8 bytes of stack */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
@@ -25,7 +25,8 @@
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
 
-/* Packets by what decided on them: the slots below, then one per rule (control.go assigns them). */
+/* Packet counters by deciding element: the slots below, then one per rule (control.go assigns
+ * them). */
 enum fw_slot {
 	FW_SLOT_EGRESS = 0,  /* default policy */
 	FW_SLOT_INGRESS = 1,
@@ -39,16 +40,16 @@ enum fw_slot {
 	FW_SLOT_FRAGMENT_NEXT = 9, /* fragments that passed by the fragment policy */
 	FW_SLOT_FULL = 10,
 	FW_SLOT_REVOKED = 11, /* of a connection that a new rule set ended */
-	FW_SLOT_SPOOFED = 12, /* a sender's address that is not the service's */
-	FW_SLOT_OFFLOAD = 13, /* the checksum would overwrite something that was judged */
-	/* control protocol in a part that is not a service's, or in a form that hides it */
+	FW_SLOT_SPOOFED = 12, /* a sender address that is not the service's */
+	FW_SLOT_OFFLOAD = 13, /* the checksum would overwrite evaluated bytes */
+	/* control protocol with a router's or server's role, or in a form that hides it */
 	FW_SLOT_LINK_DENIED = 14,
-	/* TCP that does not fit its connection, or has none, or flags that no TCP sends together */
+	/* TCP that fits no connection, or flags that no TCP implementation combines */
 	FW_SLOT_INVALID = 15,
 	FW_SLOT_RULES = 16,
 };
 
-/* Reasons of drops that are the firewall's own; the manifest has the names. */
+/* The firewall's own drop reasons; the manifest has their names. */
 enum fw_drop {
 	FW_DROP_SPOOFED = KERB_DROP_MODULE_FIRST,
 	FW_DROP_BAD_OFFLOAD,
@@ -64,7 +65,8 @@ struct {
 	__type(value, struct fw_hits);
 } hits SEC(".maps");
 
-/* Which rule a slot belongs to; control.go's alone, kept here so that it survives with hits. */
+/* The rule that a slot belongs to; used only by control.go, and stored here so that it survives
+ * together with the hits. */
 struct fw_owner {
 	__u64 rule; /* hash of the rule's identity, 0: free */
 	__u64 fill; /* number of the last rule set that had it */
@@ -129,7 +131,7 @@ static __always_inline void fw_conn_update(struct fw_flow *f, int stays)
 		fw_conn_renew(&established6, &opening6, &pending6, stays);
 }
 
-/* Asks the rules, about the packet or about the one that it answers. */
+/* Evaluates the rules for the packet, or for the packet that it answers. */
 static __always_inline __u32 fw_evaluate_rules(struct fw_flow *f)
 {
 	const struct fw_values *v = fw_values(f);
@@ -154,7 +156,8 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 		return decision;
 	if (decision >> 16) {
 		f->generation = ~f->generation;
-		/* in the middle as fw_may_adopt(): what the service sends is of a connection */
+		/* in midstream as in fw_may_adopt(): what the service sends belongs to a
+		 * connection */
 		if (f->begins == FW_BEGINS || (f->begins && f->dir == FW_EGRESS))
 			fw_conn_begin(f, now);
 		return decision;
@@ -166,7 +169,7 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 	return decision;
 }
 
-/* The verdict of the rules, and of what is known of the connection. */
+/* The verdict of the rules combined with the state of the connection. */
 static __always_inline __u32 fw_settle(struct fw_flow *f, __u32 decision, __u64 now)
 {
 	if (!state)
@@ -181,8 +184,8 @@ static __always_inline __u32 fw_settle(struct fw_flow *f, __u32 decision, __u64 
 	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
 }
 
-/* Decides on the packet in the scratch map, with FW_LOG if it is to be reported. Takes nothing from
- * it but the time: see fw_forget_packet. */
+/* Decides on the packet in the scratch map, with FW_LOG if it is to be reported. Takes only the
+ * time as an argument: see fw_forget_packet. */
 static __noinline __u32 fw_evaluate_flow(__u64 now)
 {
 	struct fw_flow *f = fw_flow();
@@ -218,7 +221,7 @@ static __noinline __u32 fw_evaluate_flow(__u64 now)
 	return fw_settle(f, decision & ~FW_LOG, now) | (decision & FW_LOG);
 }
 
-/* Packets that did not parse. */
+/* Evaluates packets that could not be parsed. */
 static __always_inline __u32 fw_evaluate_unparsed(const struct kerb_pkt *pkt)
 {
 	if (pkt->outcome == KERB_PARSE_NOT_IP) {
@@ -237,8 +240,8 @@ static __always_inline __u32 fw_evaluate_later_fragment(const struct kerb_pkt *p
 	return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 }
 
-/* Else the verifier would follow the search, and all modules behind, once for each of the hundred
- * or so ways through the parser. */
+/* Without this, the verifier would follow the search, and all subsequent modules, once for each of
+ * the hundred or so paths through the parser. */
 static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	__u64 zero = kerb_reread(f->zero);
@@ -246,7 +249,7 @@ static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct 
 	kerb_mix(pkt, zero);
 }
 
-/* Packets that pass although the rules deny them. */
+/* Exceptions: packets that pass although the rules deny them. */
 static __always_inline __u32 fw_except(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
 {
 	if (state && f->dir == FW_INGRESS && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, f->now))
@@ -254,7 +257,7 @@ static __always_inline __u32 fw_except(struct kerb_pkt *pkt, struct fw_flow *f, 
 	return !audit && fw_answer_take(pkt, f) ? FW_SLOT_RELATED : decision;
 }
 
-/* The last word on packets that the rules deny or report. */
+/* The final decision on packets that the rules deny or report. */
 static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
 {
 	__u32 log = decision & FW_LOG;
@@ -293,7 +296,8 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 	return decision;
 }
 
-/* Decides on packets whose Ethernet, ARP or ICMPv6 headers say enough, 0 on all others. */
+/* Decides on packets whose Ethernet, ARP or ICMPv6 headers are sufficient; returns 0 for all
+ * others. */
 static __noinline __u32 fw_evaluate_link(struct kerb_pkt *pkt, __u32 dir)
 {
 	int link = FW_LINK_NONE;

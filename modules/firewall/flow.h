@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the firewall takes from a packet: the words that rules examine, and the key that connections
- * are known by. It lies in a per-CPU map, not on the stack: before 5.12 programs may not index the
- * stack by a variable, and what is in a map is unknown to the verifier, so it follows the code
- * behind once and not once per kind of packet. */
+/* The parts of a packet that the firewall evaluates: the words that rules compare, and the
+ * connection's key. They are in a per-CPU map and not on the stack: before Linux 5.12 programs may
+ * not index the stack by a variable. In addition the verifier does not know values in a map, so
+ * that it follows the subsequent code once and not once per kind of packet. */
 #ifndef FW_FLOW_H
 #define FW_FLOW_H
 
@@ -31,17 +31,17 @@
 enum fw_kind {
 	/* by addresses, protocol and ports (0 where the protocol has none known to us) */
 	FW_PLAIN = 0,
-	FW_ECHO_LOCAL = 1,  /* ICMP echo that the service asked for, by identifier */
-	FW_ECHO_REMOTE = 2, /* ICMP echo that the other side asked for */
+	FW_ECHO_LOCAL = 1,  /* ICMP echo requested by the service, by identifier */
+	FW_ECHO_REMOTE = 2, /* ICMP echo requested by the peer */
 	FW_ERROR = 3,	    /* ICMP error: belongs to the connection quoted in it */
-	FW_LOOSE = 4,	    /* any other ICMP: belongs to nothing */
+	FW_LOOSE = 4,	    /* any other ICMP: belongs to no connection */
 };
 
 /* Whether a packet may begin a connection. */
 enum fw_begins {
 	FW_BEGINS_NOT = 0,
 	FW_BEGINS = 1,
-	FW_BEGINS_MIDSTREAM = 2, /* a TCP segment of a connection that must have begun before */
+	FW_BEGINS_MIDSTREAM = 2, /* a TCP segment of a connection that must have begun earlier */
 };
 
 /* Keys of connections. Addresses and ports in network byte order; no padding. */
@@ -66,7 +66,7 @@ struct fw_fork {
 	__u32 chunk, node, first;
 };
 
-/* What a change of rules changes. The rest of the config is constant (KERB_CONFIG). */
+/* Values that a change of rules changes. The rest of the config is constant (KERB_CONFIG). */
 struct fw_values {
 	__u32 generation; /* identity of the rule set: entries of another one are checked again */
 	/* Where the search starts: chunk * FW_CHUNK + node. Node 0 is an END. */
@@ -95,7 +95,7 @@ struct fw_flow {
 	__u8 tcp;     /* TCP flags */
 	__u8 begins;  /* enum fw_begins */
 	__u8 quoting; /* an ICMP error: key, and seq of TCP, are of the packet it quotes */
-	__u8 stale;   /* enum fw_track while the rules are asked */
+	__u8 stale;   /* enum fw_track while the rules are evaluated */
 	__u8 fragment; /* the first of several */
 	__u8 scale;    /* TCP window scale of a SYN; FW_SCALE_NONE, FW_SCALE_UNREADABLE */
 	__u8 cursor;   /* where in options the parser is */
@@ -104,8 +104,8 @@ struct fw_flow {
 	__u32 half;	  /* of the values and of the rules: see KERB_TUNABLES */
 	__u32 generation; /* of the rules */
 	__u32 hidden; /* see kerb_through */
-	struct fw_conn next; /* what an entry becomes */
-	struct fw_usage usage; /* what an interface begins with */
+	struct fw_conn next; /* the new contents of an entry */
+	struct fw_usage usage; /* the initial values of an interface */
 	/* TCP, host byte order; end is after the last byte, win unscaled */
 	__u32 seq, ack, end, win;
 	__u8 options[40];	  /* of a SYN */
@@ -115,7 +115,7 @@ struct fw_flow {
 	struct fw_fork fork[FW_FORKS];
 	__u32 class[FW_CLASSES], numbers; /* addresses */
 	__u64 bits[8];
-	/* of a look-up in a set */
+	/* of a lookup in a set */
 	__u64 set_id;
 	struct kerb_set_prefix set_key;
 };
@@ -139,7 +139,7 @@ static __always_inline struct fw_flow *fw_flow(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* The values that a packet meets, to its end. */
+/* The values for a packet, which stay the same until its end. */
 static __always_inline const struct fw_values *fw_values(const struct fw_flow *f)
 {
 	return kerb_tunables(f->half);
@@ -233,8 +233,8 @@ static __always_inline void fw_read_icmp(const struct kerb_pkt *pkt, struct fw_f
 	fw_set_key(f, v4, icmp->id, 0);
 }
 
-/* The window scale among the options of a SYN. The cursor is kept in memory, where the verifier
- * does not follow it: one round of the loop is like another to it. */
+/* Returns the window scale among the options of a SYN. The cursor is in memory, where the verifier
+ * does not follow it: all rounds of the loop look the same to it. */
 static __always_inline __u8 fw_find_scale(struct fw_flow *f)
 {
 	volatile __u8 *cursor = &f->cursor;
@@ -304,7 +304,8 @@ static __always_inline int fw_read_tcp(const struct kerb_pkt *pkt, struct fw_flo
 	return 0;
 }
 
-/* Flags that some TCP sends together (RFC 9293); PSH, ECE and CWR go with all of them. */
+/* Flag combinations that TCP implementations send (RFC 9293); PSH, ECE and CWR may be set with any
+ * of them. */
 static __always_inline int fw_tcp_flags_valid(__u8 flags)
 {
 	const __u32 valid = 1 << 2 | 1 << 18 |	      /* SYN, with URG */
@@ -316,7 +317,7 @@ static __always_inline int fw_tcp_flags_valid(__u8 flags)
 	return valid >> ((flags & 7) | (flags & (KERB_TCP_ACK | KERB_TCP_URG)) >> 1) & 1;
 }
 
-/* Reads a packet that has parsed and is no later fragment. */
+/* Reads a parsed packet that is not a later fragment. */
 static __always_inline int fw_read(const struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
 {
 	__be16 sport = 0, dport = 0;
@@ -356,7 +357,7 @@ static __always_inline int fw_read(const struct kerb_pkt *pkt, struct fw_flow *f
 	return 0;
 }
 
-/* Turns the words into those of the packet that this one answers. */
+/* Reverses the words, to those of the packet that this one answers. */
 static __always_inline void fw_reverse(struct fw_flow *f)
 {
 	__u32 port = f->word[FW_DIM_SPORT];

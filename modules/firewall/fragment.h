@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments that follow carry no ports, so the first one decides for its datagram: while it is
- * remembered, the others pass. Those that come before it are dropped, and so are those that would
- * overlap its transport header (RFC 1858). */
+/* Later fragments have no ports, so the first one decides for its datagram: while it is remembered,
+ * the others pass. Fragments that arrive before it are dropped, and so are those that would overlap
+ * its transport header (RFC 1858). */
 #ifndef FW_FRAGMENT_H
 #define FW_FRAGMENT_H
 
@@ -68,7 +68,7 @@ static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir
 	}
 }
 
-/* Whether a later fragment belongs to a datagram whose first one was allowed. */
+/* Whether a later fragment belongs to a datagram whose first fragment was allowed. */
 static __always_inline int fw_fragment_known(const struct kerb_pkt *pkt, __u32 dir, __u64 now)
 {
 	struct fw_fragment_key k;

@@ -5,8 +5,8 @@
 
 #include "flow.h"
 
-/* The ports or echo identifier of the packet that an error quotes, which went the other way.
- * Returns 0 when they tell nothing of a connection. */
+/* Reads the ports or echo identifier of the packet quoted in an error, which was sent in the
+ * opposite direction. Returns 0 if they identify no connection. */
 static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, struct fw_flow *f,
 						__u64 off, __u8 proto)
 {
@@ -16,7 +16,7 @@ static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, stru
 	f->proto = proto;
 	f->kind = FW_PLAIN;
 	if (proto == IPPROTO_TCP || proto == IPPROTO_UDP) {
-		__be16 *port = kerb_at(pkt, off, 8); /* RFC 792 has that much quoted */
+		__be16 *port = kerb_at(pkt, off, 8); /* RFC 792 quotes that much */
 
 		if (!port)
 			return 0;
@@ -37,8 +37,8 @@ static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, stru
 	return 1;
 }
 
-/* Makes the key that of the packet that an error quotes. An error goes to whom that packet came
- * from. */
+/* Sets the key to that of the packet quoted in an error. An error goes to the sender of that
+ * packet. */
 static __always_inline int fw_read_quoted4(const struct kerb_pkt *pkt, struct fw_flow *f)
 {
 	struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -58,7 +58,7 @@ static __always_inline int fw_read_quoted4(const struct kerb_pkt *pkt, struct fw
 				    quoted->protocol);
 }
 
-/* The same for IPv6. Extension headers of the quoted packet are not followed: those errors are left
+/* The same for IPv6. Extension headers of the quoted packet are not followed: such errors are left
  * to the rules. */
 static __always_inline int fw_read_quoted6(const struct kerb_pkt *pkt, struct fw_flow *f)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rates of rules: a token bucket per rule, for all interfaces together. Those of reports: log.h. */
+/* Rate limits of rules: a token bucket per rule, shared by all interfaces. For those of reports see
+ * log.h. */
 #ifndef FW_LIMIT_H
 #define FW_LIMIT_H
 
 #include "classify.h"
 #include "state.h"
 
-/* Time between packets, and of as many as may come at once, ns. */
+/* Time between packets, and the burst as a time, ns. */
 struct fw_rate {
 	__u64 interval, burst;
 };
@@ -25,7 +26,7 @@ struct {
 KERB_CONFIG(__u32, limits_half, 0); /* as tree_half */
 
 struct fw_bucket {
-	__u64 due;     /* when the next packet comes if all come evenly (GCRA, ITU-T I.371), ns */
+	__u64 due;     /* theoretical arrival time of the next packet (GCRA, ITU-T I.371), ns */
 	__u64 limited; /* packets over the limit */
 	union {
 		__u64 suppressed; /* packets that were not reported: see log.h */
@@ -45,8 +46,8 @@ struct {
 	__type(value, struct fw_bucket);
 } buckets SEC(".maps");
 
-/* Takes a token. CPUs that do so at the same time may take one each where there is one left: a lock
- * would cost more than that. */
+/* Takes a token. Several CPUs may take the last one at the same time: a lock would cost more than
+ * that. */
 static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_rate *l)
 {
 	__u64 now = bpf_ktime_get_ns(), due = b->due; /* the coarse clock is too coarse */
@@ -63,7 +64,7 @@ static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_r
 	return 1;
 }
 
-/* The limit of the rule that has been found, see fw_classify, and its decision. */
+/* The limit of the rule found, see fw_classify, and its decision. */
 static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f, __u32 *decision)
 {
 	struct fw_rule4 *r4 = f->family == 4 ? fw_rule4_at(f, f->best) : NULL;
@@ -82,8 +83,8 @@ static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f, __u
 }
 
 /* The decision of a rule with a limit. Connections that other rules allowed are not limited: they
- * are examined again at once. Neither is what fw_admit() denies although the rule allows it: it
- * would take the tokens of connections. Global, so that the verifier checks it once. */
+ * are evaluated again immediately. Packets that fw_admit() denies although the rule allows them
+ * take no tokens either: these are for connections. Global, so that the verifier checks it once. */
 __noinline __u32 fw_limit_apply(__u32 decision)
 {
 	__u32 slot = decision & 0xffff, same;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Link-level policy: which EtherTypes pass, and the control protocols that hosts of a link need:
- * IPv6 neighbour and router discovery, multicast group membership, DHCP. A service has the part of
- * a host in them: it never acts as a router, as a multicast querier or as a DHCP server (RFC
- * 6105). */
+/* Link-level policy: the EtherTypes that pass, and the control protocols that hosts on a link need:
+ * IPv6 neighbour and router discovery, multicast group membership, DHCP. A service has a host's
+ * role in them: it never acts as a router, a multicast querier or a DHCP server (RFC 6105). */
 #ifndef FW_LINK_H
 #define FW_LINK_H
 
@@ -11,9 +10,9 @@
 KERB_CONFIG(_Bool, allow_non_ip, 0); /* every EtherType */
 KERB_CONFIG(__u64, ether_types0, 0x0806); /* the ones that pass otherwise, four in each word */
 KERB_CONFIG(__u64, ether_types1, 0);
-KERB_CONFIG(_Bool, link_control, 1); /* else the control protocols are left to the rules */
+KERB_CONFIG(_Bool, link_control, 1); /* otherwise the rules decide on control protocols */
 
-#define FW_MIN_ETHER_TYPE 0x600 /* below it is the length of an IEEE 802.3 frame */
+#define FW_MIN_ETHER_TYPE 0x600 /* smaller values are the length of an IEEE 802.3 frame */
 
 #define ND_ROUTER_SOLICIT  133 /* RFC 4861 */
 #define ND_ROUTER_ADVERT   134
@@ -55,8 +54,8 @@ static __always_inline int fw_ether_type_listed(__u32 type)
 	return 0;
 }
 
-/* 01:80:c2:00:00:00 to 0f: spanning tree, pause, LACP, 802.1X, LLDP. They are between neighbouring
- * bridges, never between a service and others. */
+/* 01:80:c2:00:00:00 to 0f: spanning tree, pause, LACP, 802.1X, LLDP. Neighbouring bridges exchange
+ * them, never a service and other hosts. */
 static __always_inline int fw_is_reserved_group(const struct kerb_pkt *pkt)
 {
 	__be16 *to = kerb_at(pkt, 0, ETH_ALEN);
@@ -65,8 +64,9 @@ static __always_inline int fw_is_reserved_group(const struct kerb_pkt *pkt)
 	       (to[2] & bpf_htons(0xfff0)) == 0;
 }
 
-/* Neighbour discovery: right behind the IPv6 header, and never in fragments, so that nothing on the
- * way misreads it (RFC 6980, RFC 7113). Hop limit 255 says that no router has forwarded it. */
+/* Neighbour discovery: immediately after the IPv6 header, and never in fragments, so that no device
+ * on the path misreads it (RFC 6980, RFC 7113). Hop limit 255 proves that no router has forwarded
+ * it. */
 static __always_inline int fw_link_nd(const struct kerb_pkt *pkt, const struct ipv6hdr *ip,
 				      const struct fw_icmp *icmp, __u32 dir)
 {
@@ -77,8 +77,8 @@ static __always_inline int fw_link_nd(const struct kerb_pkt *pkt, const struct i
 	return !icmp->code && ip->hop_limit == 255 ? FW_LINK_PASS : FW_LINK_NONE;
 }
 
-/* Multicast listener discovery: hop limit 1, from a link-local (or no) address, with no more than
- * the hop-by-hop header that carries the router alert. */
+/* Multicast listener discovery: hop limit 1, from a link-local address or none, with no extension
+ * header but the hop-by-hop header that carries the router alert. */
 static __always_inline int fw_link_mld(const struct kerb_pkt *pkt, const struct ipv6hdr *ip,
 				       const struct fw_icmp *icmp, __u32 dir)
 {
@@ -136,9 +136,9 @@ static __always_inline int fw_link(const struct kerb_pkt *pkt, __u32 dir)
 	return FW_LINK_NONE;
 }
 
-/* DHCP. A client has no address yet, or asks all servers at once, so that no connection is known by
- * the answer's addresses. After a request that the rules allow, servers may answer the interface
- * for a while. */
+/* DHCP. A client has no address yet, or queries all servers, so that the addresses of the answer
+ * match no tracked connection. After a request that the rules allow, servers may answer the
+ * interface for a while. */
 #define FW_DHCP_NS 60000000000ULL
 
 struct fw_dhcp_key {
@@ -152,7 +152,7 @@ struct {
 	__type(value, __u64); /* when the last request was allowed */
 } dhcp_requests SEC(".maps");
 
-/* Whether a UDP packet, whose ports are in f, goes from one DHCP port to another. */
+/* Whether a UDP packet, whose ports are in f, is sent from one DHCP port to another. */
 static __always_inline int fw_is_dhcp(const struct fw_flow *f, __u32 port4, __u32 to4, __u32 port6,
 				      __u32 to6)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets that rules with log match, as events for the control plane. Each rule has a token bucket
- * for each interface: neither a flood on another interface nor one that another rule matches keeps
- * a packet from being reported. What the bucket does not report is counted. */
+/* Packets that match rules with log, as events for the control plane. Each rule has a token bucket
+ * per interface: neither a flood on another interface nor one that matches another rule suppresses
+ * a report. Packets that the bucket does not report are counted. */
 #ifndef FW_LOG_H
 #define FW_LOG_H
 
@@ -21,16 +21,17 @@ struct fw_report {
 	__u8 dir, family, tcp, rejected;
 };
 
-/* Not KERB_EVENTS, whose map of counts would be one more of the 64 maps that a chain may have: what
- * is lost counts as suppressed. */
+/* Not KERB_EVENTS, whose map of counters would be one more of the 64 maps that a chain may have:
+ * lost events count as suppressed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 16);
 } reports SEC(".maps");
 
-/* The bucket of a rule on an interface, among FW_LOG_WAYS that it may have: its own, else one that
- * is full, as a new one would be. If all are in use, two share one. On two CPUs at once a bucket
- * may be taken for two; one of them finds another one with its next packet. */
+/* The bucket of a rule on an interface, among FW_LOG_WAYS candidates: its own, otherwise a full
+ * one, which equals a new one. If all are in use, two rules share one. If two CPUs choose at the
+ * same time, two rules may get the same bucket; one of them finds another one with its next
+ * packet. */
 static __always_inline struct fw_bucket *fw_log_bucket(__u32 ifindex, __u32 slot)
 {
 	__u32 hash = (ifindex * 0x9e3779b1 ^ slot) * 0x85ebca6b,
@@ -67,9 +68,9 @@ static __always_inline void fw_report_fill(struct fw_report *r, const struct fw_
 	r->tcp = f->tcp;
 }
 
-/* Reports the packet in the scratch map, that the rule f->best has matched, if its limit allows.
- * Answers to packets of the other side are not reported, as no rule has matched them, nor are known
- * connections that are allowed still. Global, so that the verifier checks it once. */
+/* Reports the packet in the scratch map, which matches the rule f->best, if the limit permits.
+ * Replies to packets of the other side are not reported, because no rule has matched them, nor are
+ * tracked connections that are still allowed. Global, so that the verifier checks it once. */
 __noinline int fw_log(__u32 decision)
 {
 	struct fw_flow *f = fw_flow();

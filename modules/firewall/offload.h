@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Deferred checksums. A packet whose checksum is left to the device (CHECKSUM_PARTIAL) says where
- * the device has to write it. A sender that chooses the place itself (PACKET_VNET_HDR) so has 16
- * bits of the packet changed after the verdict: a port, an address. Here the place must be the
- * checksum of the transport header, or lie behind all that the firewall has read.
+/* Deferred checksums. A packet whose checksum is left to the device (CHECKSUM_PARTIAL) states where
+ * the device writes it. A sender that chooses the place (PACKET_VNET_HDR) can thus have 16 bits of
+ * the packet changed after the verdict: a port, an address. Here the place must be the checksum of
+ * the transport header, or beyond everything that the firewall has read.
  *
- * struct __sk_buff does not show the fields. They are read from the kernel's own structure, at
- * offsets that the agent takes from the kernel's type information; where there is none, nothing is
- * checked (kerb doctor). Linux 6.2 lets programs read the structure at once; before, the bytes are
- * copied, which costs each packet some 35 ns more. */
+ * struct __sk_buff does not have these fields. They are read from the kernel's own structure, at
+ * offsets that the agent takes from the kernel's type information; without it, nothing is checked
+ * (kerb doctor). From Linux 6.2 on programs may read the structure directly; before, the bytes are
+ * copied, which costs some 35 ns more per packet. */
 #ifndef FW_OFFLOAD_H
 #define FW_OFFLOAD_H
 
@@ -20,17 +20,17 @@
 const volatile __u32 kerb_skb_window = 0;
 const volatile __u32 kerb_skb_ip_summed = 0;	  /* in the window, as all that follow */
 const volatile __u32 kerb_skb_ip_summed_shift = 0; /* of its two bits */
-const volatile __u32 kerb_skb_csum = 0;		  /* csum_start; csum_offset is behind it */
+const volatile __u32 kerb_skb_csum = 0;		  /* csum_start; csum_offset follows it */
 const volatile __u32 kerb_skb_mac_header = 0;
-const volatile _Bool kerb_skb_cast = 0; /* bpf_cast_to_kern_ctx is there */
+const volatile _Bool kerb_skb_cast = 0; /* bpf_cast_to_kern_ctx exists */
 
 #ifdef KERB_HOOK_TC
-/* The agent turns calls of this number, which no helper has, into calls of bpf_cast_to_kern_ctx
+/* The agent replaces calls of this number, which no helper has, by calls of bpf_cast_to_kern_ctx
  * (internal/dataplane/kfunc.go). */
 static const __u8 *(*const kerb_cast_to_kern_ctx)(void *ctx) = (void *)0x6b6572;
 
-/* Whether the place is the transport checksum of a packet that an ICMP error quotes: of those that
- * a module turns a packet into (kerb/answer.h). The quoted packet has neither options nor extension
+/* Whether the place is the transport checksum of the packet quoted in an ICMP error, of the kind
+ * that modules generate (kerb/answer.h). The quoted packet has neither options nor extension
  * headers. */
 static __always_inline int fw_is_quoted_checksum(const struct kerb_pkt *pkt, __s32 start,
 						 __s32 offset)
@@ -52,8 +52,8 @@ static __always_inline int fw_is_quoted_checksum(const struct kerb_pkt *pkt, __s
 	return offset == 6 ? proto == IPPROTO_UDP : offset == 16 && proto == IPPROTO_TCP;
 }
 
-/* Whether a checksum, counted from start and written offset bytes further on, is written over
- * something that was judged. */
+/* Whether a checksum, computed from start on and written offset bytes after it, overwrites
+ * evaluated bytes. */
 static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start, __s32 offset)
 {
 	__s32 at = start + offset, l4 = pkt->l4;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers to rejected packets: a TCP reset, or an ICMP error. On TC the answer leaves by the
- * interface that the packet came from, and so meets the firewall again, in the other direction. Its
- * rules would often deny it, as it belongs to no connection. So what has been answered is noted,
- * and the answer passes once. On XDP it does not meet the firewall. */
+/* Answers to rejected packets: a TCP reset, or an ICMP error. On TC the answer leaves through the
+ * interface that the packet came from, and therefore meets the firewall again, in the other
+ * direction, whose rules would often deny it because it belongs to no connection. So the firewall
+ * records that it has answered, and lets the answer pass once. On XDP the answer does not meet the
+ * firewall. */
 #ifndef FW_REJECT_H
 #define FW_REJECT_H
 
@@ -14,11 +15,12 @@
 #define FW_ANSWERS 512
 #define FW_ANSWER_TICK 20 /* binary logarithm of the unit of time, about a millisecond */
 
-KERB_CONFIG(__u32, answer_time, 1000); /* units that an answer may take */
+KERB_CONFIG(__u32, answer_time, 1000); /* maximum age of an answer, in these units */
 
-/* By direction of the answer, else the sender of a rejected packet could send what passes for one,
- * and by hash of the key: the rest of the hash in the upper half, time of the rejection in the
- * lower. A rejection overwrites what is there; the older answer is then up to the rules. */
+/* Indexed by direction of the answer, since otherwise the sender of a rejected packet could send a
+ * forged answer, and by hash of the key: the rest of the hash is in the upper half, the time of the
+ * rejection in the lower. A rejection overwrites the entry; the rules then decide on the older
+ * answer. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, FW_ANSWERS);
@@ -33,8 +35,8 @@ static __always_inline __u64 *fw_answer_at(__u32 hash, __u32 dir)
 	return bpf_map_lookup_elem(&answers, &index);
 }
 
-/* After the packet in the scratch map has been answered. An answer has its key: a reset by its own
- * headers, an ICMP error by those that it quotes. */
+/* Records that the packet in the scratch map was answered. The key of an answer is the packet's:
+ * that of a reset from its own headers, that of an ICMP error from the quoted ones. */
 static __always_inline void fw_answer_note(void)
 {
 	struct fw_flow *f = fw_flow();
@@ -49,8 +51,8 @@ static __always_inline void fw_answer_note(void)
 		*answer = (__u64)hash << 32 | (__u32)(fw_now() >> FW_ANSWER_TICK);
 }
 
-/* Whether the packet may be what fw_answer() makes of one: a reset that carries nothing, or an
- * error that carries no more than a quote. */
+/* Whether the packet may come from fw_answer(): a reset without data, or an error with nothing but
+ * a quote. */
 static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	if (pkt->flags & (KERB_F_FRAG | KERB_F_OPTIONS | KERB_F_EXT))
@@ -67,7 +69,7 @@ static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct
 	       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE6;
 }
 
-/* Whether the packet is the answer to one that was rejected; the next one is not. */
+/* Whether the packet is the answer to a rejected one. The next such packet is not. */
 static __always_inline int fw_answer_take(const struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	__u32 hash, age;
@@ -84,9 +86,9 @@ static __always_inline int fw_answer_take(const struct kerb_pkt *pkt, const stru
 	return age <= answer_time;
 }
 
-/* Turns a packet into the answer to it, or returns KERB_DROP where none is due: see
- * <kerb/answer.h>. A global function, which the verifier checks once and not for each way to it.
- * where: l3, l4, family, proto and flags of the packet. */
+/* Turns a packet into the answer to it, or returns KERB_DROP if it gets none: see <kerb/answer.h>.
+ * A global function, which the verifier checks once and not once per path to it. where: l3, l4,
+ * family, proto and flags of the packet. */
 __noinline int fw_answer(kerb_ctx *ctx, __u64 where, __u32 l4_len, __u32 len)
 {
 	struct kerb_pkt pkt = {};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rules that refer to named sets. They are in no tree: a packet is compared with them in their
- * order, before the trees are searched for an earlier rule. Sets are looked up for packets that the
- * rest of such a rule matches. */
+/* Rules that refer to named sets. They are in no tree: a packet is compared with them in order, and
+ * then the trees are searched for an earlier rule. Sets are looked up only for packets that match
+ * the rest of such a rule. */
 #ifndef FW_SET_H
 #define FW_SET_H
 
@@ -47,9 +47,9 @@ static __always_inline int fw_in_set(struct fw_flow *s, const struct fw_set_rule
 	return kerb_set_contains(&s->set_id, &s->set_key, v6);
 }
 
-/* If the rule with sets at an address matches, leaves it in s->best and returns 0, else the address
- * of the next one. The search is lost at the root of a broken list. Global, so that the verifier
- * checks it once and apart. */
+/* If the rule with sets at an address matches, stores it in s->best and returns 0, otherwise
+ * returns the address of the next one. Stores FW_LOST if the list is broken. Global, so that the
+ * verifier checks it once and separately. */
 __noinline int fw_set_rule_try(__u32 address)
 {
 	struct fw_flow *s = fw_flow();
@@ -71,7 +71,7 @@ __noinline int fw_set_rule_try(__u32 address)
 	return 0;
 }
 
-/* Searches the rules that are in no tree, and leaves the root of those that are. */
+/* Searches the rules that are in no tree, and moves the root past them. */
 static __noinline void fw_search_apart(struct fw_flow *s)
 {
 	if (!(s->root & FW_ROOT_HASH)) {
@@ -87,7 +87,7 @@ static __noinline void fw_search_apart(struct fw_flow *s)
 		fw_search_hash(s);
 }
 
-/* What the rules say of the words of s: a decision, FW_NO_RULE or FW_LOST. */
+/* Returns the decision of the rules for the words of s, FW_NO_RULE or FW_LOST. */
 static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_values *v)
 {
 	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Anti-spoofing: a service sends from its own addresses only, in the Ethernet, IP and ARP headers
- * and in neighbour discovery. spoof.go writes which addresses are whose. */
+/* Anti-spoofing: a service may send only from its own addresses, in the Ethernet, IP and ARP
+ * headers and in neighbour discovery. spoof.go writes the addresses of each service. */
 #ifndef FW_SPOOF_H
 #define FW_SPOOF_H
 
@@ -12,9 +12,9 @@ KERB_CONFIG(_Bool, anti_spoof, 0);
 #define FW_OWN		16384
 #define FW_ND_OPTIONS	4
 
-/* One look-up checks the MAC and the IP address together. Family 0 is the MAC alone, and an IP
- * address of zeros is that of an interface without one. A key with nothing but the interface
- * exempts it: what is no service has no addresses of its own. */
+/* One lookup checks the MAC and the IP address together. Family 0 means the MAC alone, and an IP
+ * address of zeros that of an interface without one. A key with nothing but the interface exempts
+ * it: an interface that is no service has no addresses of its own. */
 struct fw_own_key {
 	__u32 ifindex;
 	__u8 mac[ETH_ALEN];
@@ -141,7 +141,7 @@ static __always_inline int fw_own6(const struct kerb_pkt *pkt, struct fw_own_key
 	return (k->addr[0] | k->addr[1] | k->addr[2] | k->addr[3]) != 0;
 }
 
-/* Whether everything that the frame says of its sender is true. */
+/* Whether all sender addresses in the frame belong to the service. */
 static __noinline int fw_is_own(const struct kerb_pkt *pkt)
 {
 	struct fw_own_key k = {.ifindex = pkt->ifindex, .family = pkt->family};

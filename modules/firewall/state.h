@@ -1,43 +1,44 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the tables of connections say of a packet, and its effect on them.
+/* Evaluates a packet by the connection tables, and updates them.
  *
- * Packets of both directions run on two CPUs at once, and the kernel may give an entry's memory to
- * another key while a program holds a pointer to it. Therefore:
+ * Packets of both directions are processed on two CPUs at once, and the kernel may reuse an entry's
+ * memory for another key while a program holds a pointer to it. Therefore:
  *
- * - What both directions of a connection keep changing (time, windows, generation) is
- *   written in place, field by field: a whole value would undo what the other one has just written.
- * - The state, which says that a connection is trusted more, is written as a whole value by key.
- * - A generation is bound to its key (fw_bind_generation), so that what is written to another
- *   key's entry makes that one stale at most: the rules then decide on it again. */
+ * - Fields that both directions keep changing (time, windows, generation) are written in place,
+ *   field by field: writing the whole value would undo what the other CPU has just written.
+ * - The state, which determines how far a connection is trusted, is written as a whole value by
+ *   key.
+ * - A generation is bound to its key (fw_bind_generation), so that a write to another key's entry
+ *   can only make that entry stale: the rules then evaluate the connection again. */
 #ifndef FW_STATE_H
 #define FW_STATE_H
 
 #include "audit.h"
 #include "tables.h"
 
-/* What the tables say of a packet. */
+/* The result of looking up a packet in the tables. */
 enum fw_track {
 	FW_UNKNOWN = 0, /* no connection: the rules decide */
 	/* part of a connection that the rules allowed, or have denied in audit mode */
 	FW_TRACKED = 1,
-	FW_FULL = 2,	/* of one that found no room */
-	/* of one that other rules allowed, sent by who began it: today's rules decide */
+	FW_FULL = 2,	/* of one for which there was no room */
+	/* of one that other rules allowed, sent by the initiator: the current rules decide */
 	FW_STALE = 3,
-	/* the same from the other side: today's rules decide on the opposite packet */
+	/* the same from the other side: the current rules decide on the opposite packet */
 	FW_STALE_ANSWER = 4,
 	FW_INVALID = 5, /* TCP that does not fit its connection */
 };
 
-/* Why the established table alone does not decide. */
+/* Why the established table alone is not sufficient. */
 enum fw_why {
 	FW_WHY_ABSENT = 0,
 	FW_WHY_EXPIRED = 1,
 	FW_WHY_MISFIT = 2,
-	FW_WHY_ENDS = 3, /* it is over */
-	FW_WHY_NOT = 4,	 /* it does */
+	FW_WHY_ENDS = 3, /* its connection is over */
+	FW_WHY_NOT = 4,	 /* it is sufficient */
 };
 
-/* TCP whose windows are tracked. */
+/* Whether the packet is TCP with tracked windows. */
 static __always_inline int fw_is_tcp(const struct fw_flow *f)
 {
 	return FW_BOTH_WAYS && f->proto == IPPROTO_TCP && f->kind == FW_PLAIN;
@@ -58,13 +59,13 @@ static __always_inline __u32 fw_key_hash(const struct fw_flow *f)
 	return sum;
 }
 
-/* Makes the generation one that only the packet's connection has. */
+/* Binds the generation to the packet's connection. */
 static __always_inline void fw_bind_generation(struct fw_flow *f)
 {
 	f->generation ^= fw_key_hash(f);
 }
 
-/* Whether the rules of today have decided on a connection. */
+/* Whether the current rules have decided on a connection. */
 static __always_inline int fw_is_decided(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return c->generation == f->generation || (audit && c->generation == ~f->generation);
@@ -77,7 +78,7 @@ static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flo
 	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
 }
 
-/* Moves an established connection that is over: RST, or both sides have closed it. */
+/* Moves an established connection that has ended: by RST, or closed by both sides. */
 static __always_inline int fw_conn_ends(void *established, void *opening, void *pending,
 					struct fw_flow *f, __u64 now)
 {
@@ -105,8 +106,8 @@ static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *
 	}
 }
 
-/* Writes f->next over the entry that it was copied from. What has been answered leaves the LRU
- * table if there is room. */
+/* Writes f->next over the entry that it was copied from. Answered connections leave the LRU table
+ * if there is room. */
 static __always_inline void fw_write_back(void *opening, void *pending, struct fw_flow *f,
 					  int answered, __u64 now)
 {
@@ -118,8 +119,9 @@ static __always_inline void fw_write_back(void *opening, void *pending, struct f
 		bpf_map_delete_elem(pending, &f->key4);
 }
 
-/* Whether an entry becomes f->next by a whole value: a new state, and an answered SYN's numbers,
- * which another SYN+ACK may replace. The sides take turns then, but for SYNs. */
+/* Whether the entry is replaced by the whole of f->next: for a new state, and for the numbers of an
+ * answered SYN, which another SYN+ACK may replace. In these states the sides send alternately,
+ * except for SYNs. */
 static __always_inline int fw_replaces(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return fw_state(&f->next) != fw_state(c) ||
@@ -127,7 +129,8 @@ static __always_inline int fw_replaces(const struct fw_conn *c, const struct fw_
 }
 
 /* Writes in place what a segment changes in the records of both sides: its own side's, and what the
- * other side may send. Until there is an answer the SYN says the latter of its own side. */
+ * other side may send. Before there is a reply, the SYN sets the latter in its own side's
+ * record. */
 static __always_inline void fw_conn_store(struct fw_conn *c, const struct fw_flow *f)
 {
 	const struct fw_peer *sn = &f->next.peer[f->dir & 1], *rn = &f->next.peer[~f->dir & 1];
@@ -197,8 +200,8 @@ static __always_inline struct fw_conn *fw_find_opening(void *opening, void *pend
 	return c ? c : bpf_map_lookup_elem(pending, &f->key4);
 }
 
-/* Examines the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the
- * answer in *track. */
+/* Evaluates the established entry of a packet. Returns what the slow path has to do, or FW_WHY_NOT
+ * with the result in *track. */
 static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flow *f, __u64 now,
 						int *track)
 {
@@ -209,8 +212,8 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 
 		if ((f->tcp & (KERB_TCP_SYN | KERB_TCP_ACK | KERB_TCP_RST)) == KERB_TCP_SYN &&
 		    f->dir == c->from) {
-			/* one that has lost the connection begins another one, which may be a
-			 * lie */
+			/* the peer has lost the connection and begins another one, or this is
+			 * forged */
 			*track = FW_UNKNOWN;
 			return FW_WHY_NOT;
 		}
@@ -229,8 +232,8 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 	return FW_WHY_NOT;
 }
 
-/* All that the established table alone does not decide; c is the entry of another table, if one has
- * been found. */
+/* Handles everything for which the established table alone is not sufficient; c is the entry of
+ * another table, if one was found. */
 static __noinline int fw_track_slowly(void *established, void *opening, void *pending,
 				      struct fw_conn *c, int why)
 {
@@ -252,16 +255,16 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 	track = kerb_through(f->hidden, fw_track_opening(established, opening, pending, c, f, now));
 	if (why != FW_WHY_MISFIT)
 		return track;
-	/* In addition to the established connection one side has begun another one. Once the other
-	 * side knows that one only: */
+	/* One side has begun another connection in addition to the established one. Once the other
+	 * side knows only that one: */
 	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (KERB_TCP_SYN | KERB_TCP_RST))
 		fw_conn_delete(established);
 	return track == FW_UNKNOWN ? FW_INVALID : track;
 }
 
-/* What the tables say of the packet, and its effect on them. Another CPU may move an entry from one
- * table to the next meanwhile: they are looked into in that order, too. A SYN begins a connection,
- * so that nothing can have been moved. */
+/* Looks up the packet and updates the tables. Another CPU may move an entry from one table to the
+ * next in the meantime, so they are searched in that order. A SYN begins a connection, so that
+ * nothing can have been moved. */
 static __always_inline int fw_track(void *established, void *opening, void *pending,
 				    struct fw_flow *f, __u64 now)
 {
@@ -282,7 +285,7 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 	return fw_track_slowly(established, opening, pending, o, kerb_through(f->hidden, why));
 }
 
-/* Whether a connection with this key is alive. For packets that report it without being part of
+/* Whether a connection with this key exists, for packets that refer to it without being part of
  * it. */
 static __always_inline int fw_conn_is_alive(void *established, void *opening, void *pending,
 					    const struct fw_flow *f, __u64 now)
@@ -298,8 +301,8 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
 
-/* Whether TCP that began unseen may be taken up. What the service sends is part of a connection
- * that it has. From outside it may be forged, so that it is believed only while the firewall is new
+/* Whether TCP in midstream may be picked up. Packets from the service belong to a connection that
+ * it has. Packets from outside may be forged, so they are accepted only while the firewall is new
  * to the interface. */
 static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 {
@@ -313,7 +316,7 @@ static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 	return u && (__s64)(now - u->since) < (__s64)pickup_ns;
 }
 
-/* Whether a packet without a connection is a TCP segment that begins none, and is not taken up. */
+/* Whether a packet without a connection is a TCP segment that begins none, and is not picked up. */
 static __always_inline int fw_is_stray(struct fw_flow *f, __u64 now)
 {
 	return fw_is_tcp(f) && !f->quoting && f->begins != FW_BEGINS && !fw_may_adopt(f, now);
@@ -342,7 +345,7 @@ static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 	return fw_conn_insert(opening, pending, now);
 }
 
-/* After the rules have looked again at the connection of a stale entry, which stays or not. */
+/* Updates or deletes a stale entry after the rules have evaluated its connection again. */
 static __noinline int fw_conn_renew(void *established, void *opening, void *pending, int stays)
 {
 	struct fw_flow *f = fw_flow();

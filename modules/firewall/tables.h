@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The tables of connections. Three per family: a new connection lives in `opening` until the side
- * that began it answers the answer; then it moves to `established`. A closed connection goes back
- * to opening for its last packets. Nothing is ever evicted from these two: each interface has a
- * quota in both, and what exceeds it in opening goes to `pending`, an LRU table that a flood may
- * churn. So a service under a flood, answered or not, costs no other service an entry, and itself
- * only new ones. Entries are keyed by the service's interface and side: both directions find the
- * same one. */
+/* The connection tables. Three per family: a new connection is in `opening` until the initiator
+ * answers the reply; then it moves to `established`. A closed connection moves back to opening for
+ * its last packets. Entries of these two are never evicted: each interface has a quota in both, and
+ * connections beyond it in opening go to `pending`, an LRU table that a flood may churn. So a flood
+ * to a service, answered or not, takes no entries of other services, and prevents only new ones of
+ * its own. Entries are keyed by the service's interface and side: both directions find the same
+ * one. */
 #ifndef FW_TABLES_H
 #define FW_TABLES_H
 
@@ -31,11 +31,11 @@
 enum fw_tracking {
 	FW_TRACKING_OFF = 0,
 	FW_TRACKING = 1,
-	FW_TRACKING_SETS = 2, /* and are checked again when an element of a set has changed */
+	FW_TRACKING_SETS = 2, /* and are evaluated again when an element of a set has changed */
 };
 
 KERB_CONFIG(__u8, state, FW_TRACKING);
-KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns is there (5.11) */
+KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns exists (5.11) */
 KERB_CONFIG(_Bool, drop_when_full, 0);
 KERB_CONFIG(__u64, max_connections, 65536);
 KERB_CONFIG(__u64, tcp_syn_ns, 60000000000ULL);
@@ -47,15 +47,15 @@ KERB_CONFIG(__u64, udp_stream_ns, 180000000000ULL);
 /* an answered flow is established once it has lasted this long */
 KERB_CONFIG(__u64, udp_assured_ns, 2000000000ULL);
 KERB_CONFIG(__u64, icmp_ns, 30000000000ULL);
-/* how long after the first packet TCP from outside may begin unseen */
+/* how long after its first packet an interface accepts TCP from outside in midstream */
 KERB_CONFIG(__u64, pickup_ns, 300000000000ULL);
 
 /* Counters of both families together, and quotas of an interface in entries. An interface may add
- * an entry if it has less than its share, or all together less than what is common. The control
- * plane writes the quotas; zero: not yet. */
+ * an entry if it has fewer than its share, or if all interfaces together have fewer than the common
+ * quota. The control plane writes the quotas; zero: not written yet. */
 struct fw_table {
 	__u64 established;
-	__u64 full; /* times that there was no room */
+	__u64 full; /* number of times that there was no room */
 	__u64 opening;
 	__u32 share, common;
 	__u32 opening_share, opening_common;
@@ -118,7 +118,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_MMAPABLE); /* the agent counts down what it ages out, atomically */
+	__uint(map_flags, BPF_F_MMAPABLE); /* the agent atomically subtracts aged entries */
 	__type(key, __u32);
 	__type(value, struct fw_table);
 } table SEC(".maps");
@@ -141,7 +141,7 @@ static __always_inline __u64 fw_timeout(const struct fw_conn *c, const struct fw
 	return fw_state(c) == FW_ESTABLISHED_ ? tcp_established_ns : tcp_syn_ns;
 }
 
-/* A clock read on another CPU may lie a little ahead of ours: the difference is signed. */
+/* A clock read on another CPU may be slightly ahead of ours: the difference is signed. */
 static __always_inline int fw_expired(const struct fw_conn *c, const struct fw_flow *f, __u64 now)
 {
 	return (__s64)(now - c->seen) > (__s64)fw_timeout(c, f);
@@ -149,7 +149,7 @@ static __always_inline int fw_expired(const struct fw_conn *c, const struct fw_f
 
 static __always_inline void fw_touch(struct fw_conn *c, __u64 now)
 {
-	/* seldom: the line stays shared between CPUs */
+	/* rarely, so that the cache line stays shared between CPUs */
 	if ((__s64)(now - c->seen) > (__s64)FW_TOUCH_NS)
 		c->seen = now;
 }
@@ -173,7 +173,7 @@ static __always_inline struct fw_usage *fw_get_usage(struct fw_flow *f, __u64 no
 	return bpf_map_lookup_elem(&usage, &f->key4.ifindex);
 }
 
-/* Counters may be off, even below zero, until the control plane counts. */
+/* Counters may be inaccurate, even below zero, until the control plane recounts. */
 static __always_inline int fw_table_has_room(__s64 own, __s64 all, __u32 share, __u32 common,
 					     __u64 most)
 {
@@ -182,8 +182,8 @@ static __always_inline int fw_table_has_room(__s64 own, __s64 all, __u32 share, 
 	return all < (__s64)most && (own < (__s64)share || all < (__s64)common);
 }
 
-/* Whether f->next found its place; counts against the interface. What has not been answered, or is
- * over, may have half of it. */
+/* Inserts f->next, counts it for the interface, and returns whether there was room. Unanswered and
+ * ended connections may take half of the interface's quota. */
 static __always_inline int fw_opening_insert(void *opening, struct fw_flow *f, __u64 now)
 {
 	const struct fw_conn *c = &f->next;
@@ -206,7 +206,7 @@ static __always_inline int fw_opening_insert(void *opening, struct fw_flow *f, _
 	return 1;
 }
 
-/* Writes f->next as a new entry. Whether it is in opening. */
+/* Writes f->next as a new entry. Returns whether it is in opening. */
 static __noinline int fw_conn_insert(void *opening, void *pending, __u64 now)
 {
 	struct fw_flow *f = fw_flow();
@@ -253,7 +253,7 @@ static __noinline int fw_conn_delete(void *established)
 	return 0;
 }
 
-/* Whether a connection, which has become f->next, finds room among the established ones. */
+/* Returns whether a connection, updated to f->next, finds room in the established table. */
 static __noinline int fw_promote(void *established, __u64 now)
 {
 	struct fw_flow *f = fw_flow();

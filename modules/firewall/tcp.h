@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TCP segments against the windows of their connection (Guido van Rooij, "Real Stateful TCP Packet
- * Filtering in IP Filter", 2000). Each side's record says what it has sent and what the other side
- * has allowed it to send; a segment fits if it lies in that window and acknowledges what has been
- * sent. What does not fit is dropped and changes nothing.
+/* Checks TCP segments against the windows of their connection (Guido van Rooij, "Real Stateful TCP
+ * Packet Filtering in IP Filter", 2000). Each side's record has what it has sent and what the other
+ * side has allowed it to send; a segment fits if it is within that window and acknowledges data
+ * that was sent. Other segments are dropped and change nothing.
  *
- * Both directions of a connection may run on two CPUs at once. All fields but maxwin are written by
- * one direction only, and the segment that an acknowledgement answers passed here before it: no
- * lock is needed. */
+ * Both directions of a connection may be processed on two CPUs at once. All fields except maxwin
+ * are written by one direction only, and the segment that an acknowledgement answers was processed
+ * before it: no lock is needed. */
 #ifndef FW_TCP_H
 #define FW_TCP_H
 
@@ -45,7 +45,8 @@ static __always_inline __u32 fw_tcp_probe_window(__u32 win)
 	return win + fw_seq_after(1, win);
 }
 
-/* Read each time, for the verifier not to follow each state through a function. */
+/* Read from memory each time, so that the verifier does not follow each state through a
+ * function. */
 static __always_inline __u8 fw_state(const struct fw_conn *n)
 {
 	return *(const volatile __u8 *)&n->state;
@@ -59,24 +60,25 @@ static __always_inline void fw_peer_ack(struct fw_peer *s, __u32 ack)
 	s->flags |= FW_PEER_ACKED;
 }
 
-/* A side has sent up to end. A FIN with something behind it was none. */
+/* Records that a side has sent data up to end. A FIN with data after it is discarded. */
 static __always_inline void fw_peer_sent(struct fw_peer *s, __u32 end, __u8 fin)
 {
 	s->end = end;
 	s->flags = (s->flags & ~FW_PEER_FIN) | fin;
 }
 
-/* Whether both sides have sent FIN, and have acknowledged the other one's: what a third party sends
- * in a window is no FIN that its receiver has taken. Each writes in its own record only, and any
- * segment finds out, but for two last acknowledgements at once that miss each other: such a
- * connection ends by its age (conns.go). */
+/* Whether both sides have sent FIN, and have acknowledged the other one's: a FIN that a third party
+ * sends within a window counts only once its receiver has acknowledged it. Each side writes only to
+ * its own record. Any segment detects it, unless the two last acknowledgements are processed at
+ * once: such a connection is removed by age (conns.go). */
 static __always_inline int fw_tcp_closed(const struct fw_peer *a, const struct fw_peer *b)
 {
 	return a->flags & b->flags & FW_PEER_FIN && !fw_seq_after(a->end, b->acked) &&
 	       !fw_seq_after(b->end, a->acked); /* a FIN acknowledges, so that both are known */
 }
 
-/* Neither side is known of a connection that an earlier version of the module has tracked. */
+/* Whether the connection is one that an earlier version of the module has tracked, with neither
+ * side known. */
 static __always_inline int fw_is_learnt(struct fw_conn *c)
 {
 	if (!(c->peer[0].maxwin | c->peer[1].maxwin))
@@ -95,8 +97,8 @@ static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow
 	s->acked = 0;
 }
 
-/* A segment of a connection that began unseen: RST and FIN count if they continue exactly what is
- * known. */
+/* A segment of a connection in midstream: RST and FIN count if they exactly continue the known
+ * data. */
 static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r,
 					const struct fw_flow *f)
 {
@@ -125,8 +127,8 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 		s->maxwin = win;
 	if (fw_seq_after(end, s->maxend))
 		r->maxwin += end - s->maxend;
-	/* A FIN says where the end is, unless the other side already has more: what was supposed
-	 * before may be a guess (of a fragment), or a lie of a third party. */
+	/* A FIN determines the end, unless the other side has acknowledged more: the previous value
+	 * may be a guess (from a fragment), or forged by a third party. */
 	if (fw_seq_after(end, s->end) || (f->tcp & KERB_TCP_FIN && !fw_seq_after(r->acked, end)))
 		fw_peer_sent(s, end, (f->tcp & KERB_TCP_FIN) << 2);
 	if (f->tcp & KERB_TCP_ACK)
@@ -136,9 +138,9 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 		r->maxend = edge;
 }
 
-/* Whether a segment fits a connection whose both sides are known, and its effect on their records.
- * A RST must not be before what the other side has acknowledged; it counts if it is exactly there
- * or at the end of what was sent, else it passes and the receiver challenges it (RFC 5961). */
+/* Returns whether a segment fits a connection with both sides known, and updates their records. A
+ * RST must not be before what the other side has acknowledged; it counts if it is exactly there or
+ * at the end of the sent data, otherwise it passes and the receiver challenges it (RFC 5961). */
 static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 {
 	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
@@ -159,15 +161,15 @@ static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 			return FW_FIT_NOT;
 		return f->seq == s->end || f->seq == r->acked ? FW_FIT_YES : FW_FIT_PASS;
 	}
-	/* how long the segment is the other fragments know */
+	/* the segment's length is known only from its other fragments */
 	if (f->fragment && fw_seq_after(s->maxend, end))
 		end = s->maxend;
 	fw_tcp_advance(s, r, f, end, ack);
 	return FW_FIT_YES;
 }
 
-/* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number takes its
- * place. */
+/* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number replaces
+ * it. */
 static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r,
 					 const struct fw_flow *f)
 {
@@ -180,7 +182,7 @@ static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, s
 	if (!(s->flags & r->flags & FW_PEER_SCALE))
 		s->scale = r->scale = 0;
 	fw_peer_ack(s, f->ack);
-	r->end = f->ack; /* data of the SYN that was not taken will be sent again (RFC 7413) */
+	r->end = f->ack; /* data in the SYN that was not accepted will be sent again (RFC 7413) */
 	r->maxend = f->ack + fw_tcp_probe_window(f->win);
 	n->state = FW_REPLIED;
 	return FW_FIT_YES;
@@ -201,7 +203,7 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	}
 	if (what == (KERB_TCP_SYN | KERB_TCP_ACK))
 		return fw_tcp_accept(n, s, r, f);
-	/* of an old connection: the beginner will reset it (RFC 9293, 3.5.1) */
+	/* of an old connection: the initiator will reset it (RFC 9293, 3.5.1) */
 	if (what == KERB_TCP_ACK && !first && f->seq == f->end) {
 		s->acked = f->ack;
 		s->flags |= FW_PEER_ACKED;
@@ -219,8 +221,8 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	return FW_FIT_YES;
 }
 
-/* Whether the beginner's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged that,
- * the other side's maxend is what it must acknowledge at least. */
+/* Whether the initiator's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged
+ * that, the other side's maxend is the least that it must acknowledge. */
 static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const struct fw_peer *s,
 						  const struct fw_peer *r, const struct fw_flow *f)
 {
@@ -230,7 +232,7 @@ static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const
 	return !(f->tcp & KERB_TCP_ACK) || fw_seq_after(r->maxend, f->ack);
 }
 
-/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Stores
+/* A segment of a connection that is not or no longer established: n is a copy of its entry. Stores
  * its next state in n; FW_ESTABLISHED_ means that the handshake is complete. */
 static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 {
@@ -264,7 +266,7 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 	return fit;
 }
 
-/* Whether an ICMP error, that f is of, quotes a segment that may be on its way. */
+/* Whether the ICMP error that f describes quotes a segment that may be in flight. */
 static __always_inline int fw_tcp_quotes(const struct fw_conn *c, const struct fw_flow *f)
 {
 	const struct fw_peer *s = &c->peer[~f->dir & 1], *r = &c->peer[f->dir & 1];
