@@ -6,8 +6,8 @@
 #include "choose.h"
 #include "share.h"
 
-/* Makes of the key of a client's packets the one under which sessions has its affinity, as
- * described at PX_AFFINITY. */
+/* Converts the key of a client's packets to the key of its affinity in sessions, see
+ * PX_AFFINITY. */
 static __always_inline void px_affinity_key(struct px_flow *key, const struct px_vip *v)
 {
 	key->sport = 0;
@@ -18,14 +18,14 @@ static __always_inline void px_affinity_key(struct px_flow *key, const struct px
 	}
 }
 
-/* Amid a connection whose session is not known. */
+/* Whether the packet is in midstream of a connection whose session is unknown. */
 static __always_inline int px_is_amid(const struct px_work *w)
 {
 	return w->flow.proto == IPPROTO_TCP && !(w->tcp & KERB_TCP_SYN);
 }
 
-/* Sets w->instance to that of the client's last session, if this was begun less than the time-out
- * ago and the instance takes new sessions. Returns whether it has. */
+/* Sets w->instance to that of the client's last session, if this began within the time-out and the
+ * instance takes new sessions. Returns whether it has. */
 static __noinline int px_affinity_recall(struct px_work *w, const struct px_vip *v)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->pair);
@@ -40,16 +40,16 @@ static __noinline int px_affinity_recall(struct px_work *w, const struct px_vip 
 	if (v->flags & PX_VIP_SPLIT && px_port_is_excluded(w, index))
 		return 0;
 	w->instance = index;
-	/* In place, as it is harmless if the control plane has just deleted the entry, and another
-	 * session, which is about to begin, has its memory. */
+	/* In place, which is harmless even if the control plane has just deleted the entry, and its
+	 * memory belongs to another new session. */
 	if (age > 0 && !px_is_amid(w))
 		s->seen = w->now;
 	return 1;
 }
 
-/* Remembers w->instance under the key w->pair, or has w->instance changed to the one that another
- * CPU has remembered meanwhile. Beyond the share of the client's interface it is not remembered:
- * then the policy chooses each time. */
+/* Remembers w->instance under the key w->pair, or sets w->instance to the one that another CPU has
+ * remembered in the meantime. Beyond the share of the client's interface it is not remembered: then
+ * the policy chooses each time. */
 static __noinline int px_affinity_remember(struct px_work *w, const struct px_vip *v)
 {
 	struct px_share *share = px_share_of(w->flow.ifindex, w->now);
@@ -73,7 +73,7 @@ static __noinline int px_affinity_remember(struct px_work *w, const struct px_vi
 	return 0;
 }
 
-/* The session w->made has its first answer: its client is none that only pretends to be there. */
+/* The session w->made has its first reply, which proves that its client exists. */
 static __noinline int px_affinity_answered(struct px_work *w)
 {
 	struct px_session *s;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Which instance a new session gets. */
+/* Choosing the instance for a new session. */
 #ifndef PX_CHOOSE_H
 #define PX_CHOOSE_H
 
 #include "flow.h"
 
-/* slots examined when the one chosen takes no new sessions, as happens until the control plane has
- * seen it */
+/* slots examined when the chosen one takes no new sessions, until the control plane has rewritten
+ * the slots */
 #define PX_TRIES 8
 
 static __always_inline struct px_place *px_place(struct px_instance *in)
@@ -29,7 +29,8 @@ static __always_inline int px_reachable(const struct px_place *p, int v4)
 			       0;
 }
 
-/* The index of an instance, if it has none of the flags and an address of this family; else 0. */
+/* Returns the index of an instance if it has none of the flags and an address of this family,
+ * otherwise 0. */
 static __always_inline __u32 px_takes_new(__u32 index, __u32 flags, int v4)
 {
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &index);
@@ -39,7 +40,7 @@ static __always_inline __u32 px_takes_new(__u32 index, __u32 flags, int v4)
 	return px_reachable(px_place(in), v4) ? index : 0;
 }
 
-/* The instance that a slot stands for, if it takes new sessions of this family; else 0. */
+/* Returns the instance of a slot if it takes new sessions of this family, otherwise 0. */
 static __always_inline __u32 px_usable(__u32 slot, int v4)
 {
 	__u32 *index = bpf_map_lookup_elem(&slots, &slot);
@@ -47,8 +48,8 @@ static __always_inline __u32 px_usable(__u32 slot, int v4)
 	return index ? px_takes_new(*index, PX_DRAINING | PX_GONE, v4) : 0;
 }
 
-/* As the kernel's jhash2 over the words of the source, or of the whole flow but for the place where
- * it is met. The same on every node: nodes with the same tables choose the same instance. */
+/* As the kernel's jhash2 over the words of the source, or of the whole flow except the interface.
+ * The same on every node: nodes with the same tables choose the same instance. */
 static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
 {
 	const __u32 *w = (const void *)f;
@@ -74,8 +75,8 @@ static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
 	return c;
 }
 
-/* Takes the next turn. Two CPUs may take the same one: no harm, and Linux 5.10 has no fetching
- * atomics. */
+/* Increments the round-robin counter. Two CPUs may get the same value, which is harmless: Linux
+ * 5.10 has no fetching atomics. */
 static __always_inline __u64 px_turn(__u32 id)
 {
 	__u64 *turn = bpf_map_lookup_elem(&turns, &id), now;
@@ -94,7 +95,7 @@ static __always_inline __u64 px_start(const struct px_vip *v, const struct px_fl
 	return v->policy == PX_HASH_FLOW ? px_hash(f, 1) : px_turn(v->id);
 }
 
-/* The first usable instance of a run, from slot w->start of it on. */
+/* The first usable instance of a run, starting at its slot w->start. */
 static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_TRIES; i++) {
@@ -104,7 +105,7 @@ static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
 	}
 }
 
-/* The one with the fewest sessions; of equals the first. */
+/* The instance with the fewest sessions; the first one among equals. */
 static __always_inline void px_least_connections(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_SCAN; i++) {
@@ -120,7 +121,7 @@ static __always_inline void px_least_connections(struct px_work *w, const struct
 	}
 }
 
-/* The key of vips for one port of the virtual address with an id: one of the multicast addresses of
+/* The key in vips for one port of the virtual address with an id: one of the multicast addresses of
  * scope 0, which no packet may have (RFC 4291, 2.7). */
 static __always_inline void px_port_addr(struct px_addr *key, __u32 id, __be16 port, __u8 proto)
 {
@@ -130,7 +131,8 @@ static __always_inline void px_port_addr(struct px_addr *key, __u32 id, __be16 p
 	key->word[3] = proto;
 }
 
-/* The vip of the packet's port, if some instance does not serve that, else of the address. */
+/* The vip of the packet's port if some instance does not serve it, otherwise that of the
+ * address. */
 static __always_inline struct px_vip *px_vip_of_port(struct px_work *w, struct px_vip *v)
 {
 	struct px_vip *of;
@@ -142,8 +144,8 @@ static __always_inline struct px_vip *px_vip_of_port(struct px_work *w, struct p
 	return of ?: v;
 }
 
-/* Whether an instance gets no new session to the packet's port. The key is not on the stack, which
- * the functions on the way here use up for Linux 5.10. */
+/* Whether an instance gets no new sessions to the packet's port. The key is not on the stack, which
+ * the callers use up on Linux 5.10. */
 static __always_inline int px_port_is_excluded(struct px_work *w, __u32 instance)
 {
 	struct px_port *key = (void *)&w->other;
@@ -155,7 +157,7 @@ static __always_inline int px_port_is_excluded(struct px_work *w, __u32 instance
 	return bpf_map_lookup_elem(&ports, key) != 0;
 }
 
-/* Sets w->target to the target port that w->instance has of its own, if it has one. */
+/* Sets w->target to the instance's own target port, if it has one. */
 static __noinline int px_target_port(struct px_work *w)
 {
 	struct px_port key = {.vip = w->instance,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The fast way, for the packets that are most of all: TCP and UDP without VLAN tag, IP options and
- * fragments, of sessions that this CPU has copies of, while nothing begins, ends or moves. All
- * offsets are constants here, and nothing is copied. */
+/* The fast path, for most packets: TCP and UDP without VLAN tag, IP options and fragmentation, of
+ * sessions that this CPU has copies of, while nothing begins, ends or moves. All offsets are
+ * constants here, and nothing is copied. */
 #ifndef PX_FAST_H
 #define PX_FAST_H
 
@@ -9,14 +9,14 @@
 #include "translate.h"
 #include "handover.h"
 
-/* What such a packet is found by. */
+/* The key of such a packet. */
 struct px_plain {
 	px_wide addr; /* as in struct px_hot */
 	__u32 ports, hash;
 };
 
-/* Whether a packet without options, tags and fragments neither begins nor ends anything. family is
- * a constant. */
+/* Whether a packet without options, tags and fragmentation neither begins nor ends anything. family
+ * is a constant. */
 static __always_inline int px_read_plain(const struct kerb_pkt *pkt, __u32 family,
 					 struct px_plain *p)
 {
@@ -40,7 +40,7 @@ static __always_inline int px_read_plain(const struct kerb_pkt *pkt, __u32 famil
 	return 1;
 }
 
-/* Whether the rest of the addresses of IPv6 is another one. */
+/* Whether the other half of the IPv6 addresses differs. */
 static __always_inline int px_rest_differs(const struct kerb_pkt *pkt, const struct px_hot *h)
 {
 	__u8 *data = kerb_at(pkt, 0, ETH_HLEN + sizeof(struct ipv6hdr));
@@ -51,7 +51,7 @@ static __always_inline int px_rest_differs(const struct kerb_pkt *pkt, const str
 	return ((rest[0] ^ h->rest[0]) | (rest[1] ^ h->rest[1]) | (rest[2] ^ h->rest[2])) != 0;
 }
 
-/* The copy of the packet's session, or NULL. */
+/* Returns the copy of the packet's session, or NULL. */
 static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *pkt,
 							const struct px_plain *p, __u32 hook)
 {
@@ -72,7 +72,7 @@ static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *p
 	return differs || (kerb_reread(pkt->family) != 4 && px_rest_differs(pkt, h)) ? 0 : h;
 }
 
-/* Whether the copy will do: see is_settled(), which was true when it was made. */
+/* Whether the copy may be used: see is_settled(), which was true when it was made. */
 static __always_inline int px_hot_valid(const struct px_hot *h)
 {
 	struct px_instance *in;
@@ -112,8 +112,8 @@ static __always_inline void px_change_plain6(const struct kerb_pkt *pkt, const s
 	to[3] = h->to6[3];
 }
 
-/* Returns a verdict, or -1 for packets that have to go the long way. It has to stay so short that
- * the linker writes it straight into the chain (internal/dataplane/inline.go). */
+/* Returns a verdict, or -1 for packets of the slow path. It must stay so short that the linker
+ * inlines it into the chain (internal/dataplane/inline.go). */
 static __always_inline int px_fast_path(struct kerb_pkt *pkt, __u32 hook)
 {
 	int v4 = kerb_reread(pkt->family) == 4, verdict;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet is looked up by. ICMP errors are looked up by the packet that they quote, turned
- * round: so they find the same session as an answer to that packet would. */
+/* The lookup key of a packet. ICMP errors are looked up by the reversed key of the packet that they
+ * quote, so that they find the same session as a reply to that packet. */
 #ifndef PX_FLOW_H
 #define PX_FLOW_H
 
@@ -8,7 +8,7 @@
 
 #include "maps.h"
 
-/* instances send by their virtual addresses; else the verifier leaves out what is for names */
+/* instances send from their virtual addresses; otherwise the verifier removes the code for names */
 KERB_CONFIG(_Bool, source_instance, 0);
 
 #define PX_NOTE_INSTANCE 1 /* index in instances */
@@ -19,11 +19,11 @@ enum px_kind {
 	PX_ERROR = 3,	/* ICMP error */
 	PX_LATER = 4,	/* fragment without ports */
 	PX_OTHER = 5,	/* a transport that is not translated */
-	PX_SPOOFED = 6, /* its source is not the sender's */
-	PX_NOTHING = 7, /* the proxy has nothing to do with it */
+	PX_SPOOFED = 6, /* its source is not the sender's own address */
+	PX_NOTHING = 7, /* the proxy ignores it */
 };
 
-/* The parser's result, and that of the packet: the numbers of struct kerb_pkt, which end with the
+/* The parser's result, and that of the packet: the fields of struct kerb_pkt up to the
  * verdict's. */
 struct px_head {
 	__u64 found[4], became[2];
@@ -33,13 +33,13 @@ _Static_assert(offsetof(struct kerb_pkt, l4_len) == offsetof(struct kerb_pkt, l3
 		       sizeof(struct kerb_pkt) == offsetof(struct kerb_pkt, l4_len) + 16,
 	       "struct px_head");
 
-/* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is
- * unknown to the verifier: it follows the code behind once, and not once for each way through the
- * code before. */
+/* Working memory for uncommon packets, which would not fit on the stack. The verifier does not know
+ * values read from a map: it follows the subsequent code once, and not once for each path through
+ * the code before. */
 struct px_work {
 	struct px_head head;
 	struct px_flow flow; /* of the packet */
-	struct px_flow pair; /* of the session's other entry */
+	struct px_flow pair; /* key of the session's other entry */
 	struct px_flow other; /* of a session that is not the packet's */
 	struct px_ask ask;
 	struct px_session made, mirror;
@@ -53,12 +53,12 @@ struct px_work {
 	__u8 kind;	/* enum px_kind */
 	__u8 tcp;	/* TCP flags */
 	__u8 v4;
-	__u8 state;  /* of a session to be made */
+	__u8 state;  /* of the new session */
 	__u8 quoted; /* PX_ERROR: enum px_kind of the packet in it */
 	__u8 step;   /* enum px_step */
 	__u8 was;    /* state of the session before the packet */
-	__u8 kept;   /* the packet's session was found in sessions, not in pending */
-	__u8 flags;  /* of a session to be made: PX_JUDGED, PX_NAMED */
+	__u8 kept;   /* the packet's session was in sessions, not in pending */
+	__u8 flags;  /* of the new session: PX_JUDGED, PX_NAMED */
 	__u64 inner; /* PX_ERROR: offset of the quoted transport header */
 };
 
@@ -148,7 +148,8 @@ static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 h
 		px_set6(&f->dst, &ip->daddr);
 	}
 	f->ifindex = pkt->ifindex;
-	/* proto, hook and zero in one go, because the hash reads them so, and at once */
+	/* proto, hook and zero in one write, because the hash reads them in one immediately
+	 * afterwards */
 	*px_ports(&f->proto) = bpf_htonl((__u32)pkt->proto << 24 | hook << 16);
 	return 0;
 }
@@ -244,7 +245,7 @@ static __always_inline int px_is_echo_reply(const struct px_work *w)
 	       w->flow.dport != bpf_htons(w->v4 ? KERB_ICMP_ECHO : KERB_ICMP6_ECHO);
 }
 
-/* Swaps the ends of a flow. */
+/* Swaps source and destination of a flow. */
 static __always_inline void px_flow_reverse(struct px_flow *f)
 {
 	struct px_addr addr = f->src;
@@ -261,13 +262,13 @@ static __always_inline int px_is_named(const struct px_session *s)
 	return s->flags & PX_NAMED && source_instance;
 }
 
-/* Whether packets of a flow have two addresses changed. */
+/* Whether both addresses are rewritten in packets of a flow. */
 static __always_inline int px_changes_both(const struct px_session *s)
 {
 	return px_is_named(s) && (s->flags & (PX_REVERSE | PX_FAR)) != (PX_REVERSE | PX_FAR);
 }
 
-/* What the client's address becomes in such a packet; NULL: its name is gone. */
+/* The new client address in such a packet; NULL: its name no longer exists. */
 static __always_inline struct px_name *px_client_name(const struct px_flow *f,
 						      const struct px_session *s)
 {
@@ -278,8 +279,8 @@ static __always_inline struct px_name *px_client_name(const struct px_flow *f,
 	return px_name_of(reverse ? &f->dst : &f->src, reverse ? s->other : f->ifindex);
 }
 
-/* Key of the answers to a packet that is not translated: they are met on the interface of whom it
- * is for, or on their way to its sender. */
+/* Key of the replies to a packet that is not translated: they are seen on the interface of its
+ * receiver, or on the way to its sender. */
 static __always_inline void px_answer_key(const struct px_flow *f, struct px_flow *answer)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &f->dst);

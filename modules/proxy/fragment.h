@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments that follow carry no ports: they go where the first one of their datagram went. Those
- * that come before it have nowhere to go. */
+/* Later fragments have no ports: they follow the first one of their datagram. Those that arrive
+ * before it are dropped. */
 #ifndef PX_FRAGMENT_H
 #define PX_FRAGMENT_H
 
@@ -37,7 +37,7 @@ static __always_inline int px_read_datagram(const struct kerb_pkt *pkt, struct p
 	return 0;
 }
 
-/* Makes w->flow that of the first fragment, if it is known. */
+/* Sets w->flow to that of the first fragment, if it is known. */
 static __always_inline void px_follow_first(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	struct px_fragment_of *first;
@@ -49,7 +49,7 @@ static __always_inline void px_follow_first(const struct kerb_pkt *pkt, struct p
 		w->flow = first->flow;
 }
 
-/* w->flow is what the packet, a first fragment, was looked up by. */
+/* w->flow is the key by which the packet, a first fragment, was looked up. */
 static __always_inline void px_remember_first(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	if (px_read_datagram(pkt, w))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sessions that this CPU has just used, in front of the map of all: a lookup there costs four calls
- * and a hash over 44 bytes. A copy is used until the session is to be marked as seen, and a copy of
- * an entry of pending for a moment only, so that its LRU sees that the session lives; and only
- * while no session whose key has the same hash was forgotten by any CPU. UDP packets without a
- * session are remembered in the same way, until a session with such a hash is made. */
+/* Sessions that this CPU has just used, a cache in front of the map of all: a lookup there costs
+ * four calls and a hash over 44 bytes. A copy is used until the session has to be marked as seen,
+ * and a copy of an entry of pending only briefly, so that its LRU sees that the session is in use.
+ * Copies are invalid once any CPU deletes a session whose key has the same hash. UDP packets
+ * without a session are cached in the same way, until a session with such a hash is created. */
 #ifndef PX_HOT_H
 #define PX_HOT_H
 
@@ -11,7 +11,7 @@
 
 /* sets of copies by default, 16 times 1 << hot_bits: tests have so many CPUs at most */
 #define PX_HOT_SETS  4096
-/* many more: connections of one service seldom make the copies of another one useless */
+/* many more: connections of one service rarely invalidate the copies of another one */
 #define PX_EPOCHS    32768
 /* Bits of jiffies until a copy is too old: of sessions 8, as PX_TICK, of pending 5, which are 32 ms
  * at 1000 Hz and 0.3 s at 100 Hz. */
@@ -25,23 +25,23 @@ typedef __u64 __attribute__((__may_alias__)) px_wide;
 /* sets of each CPU: 1 << hot_bits */
 KERB_CONFIG(__u32, hot_bits, 8);
 
-/* Key and session as they stand in packets, so that nothing needs to be copied. The first half is a
- * cache line, and has all that an IPv4 packet needs. */
+/* Key and session in packet byte order, so that nothing needs to be copied. The first half is a
+ * cache line, and has everything that an IPv4 packet needs. */
 struct px_hot {
 	px_wide addr; /* IPv4: both addresses; IPv6: the first half of the source */
 	__u32 ports, ifindex;
 	__u32 kind;  /* PX_HOT_KIND */
-	__u32 epoch; /* of the hash before the session was looked up */
-	__u32 tick;  /* jiffies >> age then */
-	/* differences that the changed addresses, and ports too, make to a checksum */
+	__u32 epoch; /* of the hash, before the lookup of the session */
+	__u32 tick;  /* jiffies >> age at that time */
+	/* changes of a checksum caused by the addresses, and by the addresses and ports */
 	__u16 addresses, sum;
-	px_wide to4; /* both addresses as they will be */
+	px_wide to4; /* both new addresses */
 	/* of struct px_session */
 	__be16 sport, dport;
 	__u32 instance, generation, other, local;
 	__u16 flags, age; /* PX_HOT_AGE */
 	px_wide rest[3];  /* IPv6: the rest of the addresses */
-	px_wide to6[4];	  /* both addresses as they will be */
+	px_wide to6[4];	  /* both new addresses */
 	__u32 zero2[2];
 };
 
@@ -49,37 +49,37 @@ _Static_assert(offsetof(struct px_hot, rest) == 64 && sizeof(struct px_hot) == 1
 	       "struct px_hot fills cache lines");
 
 #define PX_HOT_KIND(family, proto, hook) ((family) << 16 | (proto) << 8 | (hook))
-/* of no session, and neither are the answers to it */
+/* no session: neither the packet nor its replies belong to one */
 #define PX_HOT_DIRECT (1 << 24)
 
-/* Two flows whose hashes agree have copies, if their ports differ. */
+/* Two flows with the same hash both have copies if their ports differ. */
 struct px_hot_set {
 	struct px_hot way[2];
 };
 
-/* Which of the two may be the copy of a flow with these ports. */
+/* Which of the two ways may have the copy of a flow with these ports. */
 static __always_inline struct px_hot *px_hot_way(struct px_hot_set *set, __u32 ports)
 {
 	return &set->way[set->way[0].ports == ports ? 0 : 1];
 }
 
-/* By px_hot_slot. Not a map of the type for CPUs: there an entry is found by its pointer, which is
- * another miss of the cache. */
+/* Indexed by px_hot_slot. Not a per-CPU map: there an entry is found through its pointer, which is
+ * another cache miss. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_HOT_SETS);
-	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, and so with a cache line */
+	__uint(map_flags, BPF_F_MMAPABLE); /* starts on a page, and thus on a cache line */
 	__type(key, __u32);
 	__type(value, struct px_hot_set);
 } hot SEC(".maps");
 
-/* How often a session with such a key was forgotten, or made of UDP. */
+/* How often a session with such a key was deleted, or a UDP session created. */
 struct px_epoch {
 	__u32 count;
 	struct bpf_spin_lock lock;
 };
 
-/* By px_epoch_slot. */
+/* Indexed by px_epoch_slot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_EPOCHS);
@@ -87,7 +87,7 @@ struct {
 	__type(value, struct px_epoch);
 } epochs SEC(".maps");
 
-/* Fibonacci hashing (Knuth, TAOCP 6.4) of the words that differ most: the last ones of the
+/* Fibonacci hashing (Knuth, TAOCP 6.4) of the words that differ most: the last words of the
  * addresses. */
 static __always_inline __u32 px_hot_hash(__be32 src, __be32 dst, __u32 ports, __u32 ifindex)
 {
@@ -113,10 +113,10 @@ static __always_inline __u32 px_epoch_slot(__u32 hash)
 	return hash >> 17 & (PX_EPOCHS - 1);
 }
 
-/* To be called after the map has changed. The map's own lock was released by then: taking another
- * one orders the change before the count on every processor (on arm64 a release followed by an
- * acquire is a full barrier). An atomic add alone would not, and those that return a value came
- * with Linux 5.12. */
+/* Call this after the map has changed. The map's own lock was released by then: taking another one
+ * orders the change before the count on every processor (on arm64 a release followed by an acquire
+ * is a full barrier). An atomic add alone would not, and atomics that return a value came with
+ * Linux 5.12. */
 static __always_inline void px_changed(const struct px_flow *f)
 {
 	__u32 slot = px_epoch_slot(px_hot_hash_of(f));
@@ -129,7 +129,7 @@ static __always_inline void px_changed(const struct px_flow *f)
 	bpf_spin_unlock(&epoch->lock);
 }
 
-/* A session, in whichever table it is. */
+/* Returns a session from either table. */
 static __always_inline struct px_session *px_find(const struct px_flow *f)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, f);
@@ -137,7 +137,7 @@ static __always_inline struct px_session *px_find(const struct px_flow *f)
 	return s ?: bpf_map_lookup_elem(&pending, f);
 }
 
-/* Whether a copy of a flow's session is what the session is. */
+/* Whether a copy of a flow's session equals the session. */
 static __always_inline int px_hot_same(const struct px_hot *h, const struct px_session *s)
 {
 	const px_wide *to = &h->to6[s->flags & PX_REVERSE ? 0 : 2];
@@ -149,8 +149,8 @@ static __always_inline int px_hot_same(const struct px_hot *h, const struct px_s
 	       h->other == s->other && h->local == s->local && h->flags == s->flags;
 }
 
-/* Where a flow is kept, and what the epoch and the time are: to be asked before its session is
- * looked up in the map. */
+/* Position of a flow, and the current epoch and time: determine it before the lookup of the session
+ * in the map. */
 struct px_warm {
 	struct px_hot_set *at;
 	__u64 jiffies;
@@ -184,8 +184,7 @@ static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow 
 	h->kind = PX_HOT_KIND(family, f->proto, f->hook);
 }
 
-/* Writes the name that a copy of a session has; returns the difference that it makes to a
- * checksum. */
+/* Writes the name for a copy of a session; returns the change that it makes to a checksum. */
 static __noinline __u32 px_keep_name(struct px_hot *h, const struct px_flow *f,
 				     const struct px_session *s)
 {
@@ -204,7 +203,7 @@ static __noinline __u32 px_keep_name(struct px_hot *h, const struct px_flow *f,
 	return kerb_fold(diff);
 }
 
-/* Not of a hairpin, which changes both addresses by one. */
+/* Not for a hairpin, which rewrites both addresses with one. */
 static __always_inline void px_keep_session(struct px_hot *h, const struct px_flow *f,
 					    const struct px_session *s)
 {
@@ -241,7 +240,7 @@ static __always_inline int px_hot_taken(const struct px_hot *h, const struct px_
 	return h->tick == px_hot_tick(h->age, w->jiffies) && h->epoch == w->epoch;
 }
 
-/* A place for a copy, or NULL if other flows have both. */
+/* Returns room for a copy, or NULL if other flows have both ways. */
 static __always_inline struct px_hot *px_hot_place(const struct px_flow *f, const struct px_warm *w)
 {
 	struct px_hot *h;
@@ -254,8 +253,9 @@ static __always_inline struct px_hot *px_hot_place(const struct px_flow *f, cons
 	return px_hot_taken(h, w) ? 0 : h;
 }
 
-/* Keeps a copy, unless other flows have the places; returns whether it did. The map may give an
- * entry to another key while it is being copied: then it is not found again, or not the same. */
+/* Stores a copy, unless other flows have both ways; returns whether it did. The map may reuse an
+ * entry for another key while it is being copied: then the lookup fails afterwards, or returns
+ * another one. */
 static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w,
 				  const struct px_session *s)
 {
@@ -277,7 +277,8 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 	return 1;
 }
 
-/* Whether this CPU knows of a flow that no session has its packets, nor the answers to them. */
+/* Whether this CPU knows that neither the packets of a flow nor their replies belong to a
+ * session. */
 static __always_inline int px_hot_is_direct(const struct px_flow *f, __u32 family,
 					    const struct px_warm *w)
 {
@@ -297,8 +298,8 @@ static __always_inline int px_hot_is_direct(const struct px_flow *f, __u32 famil
 	       !__builtin_memcmp(h->rest, &f->src.word[2], sizeof(h->rest));
 }
 
-/* Whether answers to a UDP packet that belongs to no session would be taken for those of one. No
- * packet says that a flow begins: all are compared, but for those that are known. */
+/* Whether replies to a UDP packet without a session would be taken for those of a session. No
+ * packet indicates that a flow begins: all of them are compared, unless they are cached. */
 static __noinline int px_is_ambiguous(const struct px_flow *f, __u32 family,
 				      const struct px_warm *w)
 {

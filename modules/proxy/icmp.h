@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* ICMP errors about packets of sessions (RFC 5508, 4). The error goes to whom the quoted packet
- * came from, who must recognize in it what it has sent: that is the key of the session's other
+/* ICMP errors about packets of sessions (RFC 5508, 4). The error goes to the sender of the quoted
+ * packet, which must recognize its own packet in the quote: this is the key of the session's other
  * entry. */
 #ifndef PX_ICMP_H
 #define PX_ICMP_H
@@ -9,7 +9,7 @@
 
 #define PX_QUOTE_MAX 80 /* bytes of the quoted packet that are read: its headers */
 
-/* Fills w->flow from the quoted packet, turned round, and w->inner. Returns enum px_kind. */
+/* Fills w->flow with the reversed key of the quoted packet, and w->inner. Returns enum px_kind. */
 static __always_inline int px_read_quoted_ports(const struct kerb_pkt *pkt, struct px_work *w,
 						__u64 off, __u8 proto)
 {
@@ -105,7 +105,8 @@ static __always_inline __u64 px_quoted_ports(struct kerb_pkt *pkt, const struct 
 	return diff;
 }
 
-/* The quoted packet's own checksum, if it is there; returns the difference that this makes. */
+/* The quoted packet's own checksum, if it is quoted; returns the resulting change of the error's
+ * checksum. */
 static __always_inline __u64 px_quoted_check(struct kerb_pkt *pkt, const struct px_work *w,
 					     __u64 addresses, __u64 ports)
 {
@@ -126,7 +127,7 @@ static __always_inline __u64 px_quoted_check(struct kerb_pkt *pkt, const struct 
 	return kerb_diff16(before, *check);
 }
 
-/* The error's own ends: the sender may be a router on the way. */
+/* The error's own addresses: the sender may be a router on the path. */
 static __always_inline __u64 px_error_addresses(struct kerb_pkt *pkt, const struct px_work *w)
 {
 	__u64 diff = 0;
@@ -155,8 +156,8 @@ static __always_inline __u64 px_error_addresses(struct kerb_pkt *pkt, const stru
 	return diff;
 }
 
-/* w->pair is the changed packet turned round. Pointers into the packet end here. In IPv4 the quoted
- * header's own checksum balances its addresses. */
+/* w->pair is the reversed rewritten packet. Pointers into the packet become invalid. In IPv4 the
+ * quoted header's own checksum compensates its addresses. */
 static __always_inline void px_translate_error(struct kerb_pkt *pkt, struct px_work *w)
 {
 	__u64 off = pkt->l4 + sizeof(struct px_icmp), outer, quoted = 0, ports;

@@ -34,39 +34,39 @@ struct px_addr {
 	__be32 word[4];
 };
 
-/* How a virtual address chooses among its slots. Weighted and closest are turns too: the control
- * plane writes the run. */
+/* How a virtual address chooses among its slots. Weighted and closest are round robin too: the
+ * control plane writes the run. */
 enum px_policy {
-	PX_TURNS = 0,	    /* one slot after the other */
-	/* the instance with the fewest sessions, of at most PX_SCAN slots from the one whose turn
-	 * it is */
+	PX_TURNS = 0,	    /* round robin over the slots */
+	/* the instance with the fewest sessions, among at most PX_SCAN slots from the next one
+	 * on */
 	PX_LEAST = 1,
 	PX_HASH_SOURCE = 2, /* by the client's address: slots are a Maglev table */
 	PX_HASH_FLOW = 3,   /* by addresses, protocol and ports: slots are a Maglev table */
 };
 
-/* slots that PX_LEAST compares; where there are more, others come with the next session */
+/* number of slots that PX_LEAST compares; if there are more, the next session compares others */
 #define PX_SCAN 16
 
-/* only what is in ports is served; else every port and protocol, the port unchanged */
+/* only the ports in ports are served; otherwise every port and protocol, with the port unchanged */
 #define PX_VIP_PORTS	(1 << 0)
-/* known not to exist, until expires: answered with an ICMP error */
+/* known not to exist until expires: answered with an ICMP error */
 #define PX_VIP_NEGATIVE (1 << 1)
-/* stands for one instance, which sends by this address: what comes to it may be an answer, to any
+/* stands for one instance, which sends from this address: packets to it may be replies, to any
  * port */
 #define PX_VIP_ANSWERS	(1 << 2)
 /* a client's new session gets the instance of its last one, for some time */
 #define PX_VIP_AFFINITY (1 << 3)
-/* an instance has target ports of its own */
+/* an instance has its own target ports */
 #define PX_VIP_TARGETS	(1 << 4)
 /* some instance does not serve all ports: px_vip_of_port() */
 #define PX_VIP_SPLIT	(1 << 5)
 
 /* Value of vips, by px_addr, or px_port_addr() for one port. A changed run of slots is written
- * first, then this, and the old run rests a while. */
+ * before it, and the old run is not reused for a while. */
 struct px_vip {
-	/* PX_VIP_NEGATIVE: when the address is unknown again. PX_VIP_AFFINITY: PX_AFFINITY_NS and
-	 * PX_AFFINITY_OWNER; one field, so that entries stay as they were laid out. Else 0. */
+	/* PX_VIP_NEGATIVE: when the address becomes unknown again. PX_VIP_AFFINITY: PX_AFFINITY_NS
+	 * and PX_AFFINITY_OWNER; one field, so that the layout stays the same. Otherwise 0. */
 	__u64 expires;
 	__u32 id;      /* index in turns and key in ports; below PX_VIPS */
 	__u32 first;   /* run of slots */
@@ -80,7 +80,7 @@ struct px_vip {
  * in the lower half of expires */
 #define PX_AFFINITY_NS(v)    ((__u64)(__u32)(v)->expires * 1000000000)
 /* never 0; a hash of the virtual service's name: an address that moves to another virtual service
- * is not served by instances of the one before */
+ * is not served by instances of the previous one */
 #define PX_AFFINITY_OWNER(v) ((__u32)((v)->expires >> 32))
 
 /* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot
@@ -94,7 +94,7 @@ struct px_port {
 #define PX_OF_INSTANCE	   1
 #define PX_NOT_OF_INSTANCE 2 /* gets no new session to the port; only if the vip has affinity */
 
-/* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4
+/* Addresses that may be virtual: those in no vip are requested. address & mask == prefix. IPv4
  * masks begin with 96 ones. */
 struct px_range {
 	struct px_addr prefix, mask;
@@ -107,8 +107,8 @@ struct px_ranges {
 };
 
 #define PX_DRAINING (1 << 0) /* no new sessions */
-#define PX_GONE	    (1 << 1) /* no instance any more: TCP is reset, anything else chooses again */
-/* connects to it fail: no new sessions, unless a run of slots has it all the same */
+#define PX_GONE	    (1 << 1) /* instance removed: TCP is reset, anything else chooses again */
+/* connects to it fail: no new sessions, unless a run of slots contains it nevertheless */
 #define PX_EJECTED  (1 << 2)
 
 /* Where an instance is. */
@@ -120,18 +120,18 @@ struct px_place {
 	__u32 local;
 };
 
-/* An instance keeps its index while it lives, and gets another place when it is redeployed: the
- * control plane writes the place that does not count, then, in a second update, the new generation.
- * An index is given to another instance only after it has been PX_GONE for a while, and with
- * another generation. */
+/* An instance keeps its index for its lifetime, and gets another place when it is redeployed: the
+ * control plane writes the inactive place, then, in a second update, the new generation. An index
+ * is reused for another instance only after it has been PX_GONE for a while, and with another
+ * generation. */
 struct px_instance {
-	__u32 generation; /* place[generation & 1] counts */
+	__u32 generation; /* place[generation & 1] is active */
 	__u32 flags;	  /* PX_DRAINING, PX_GONE */
 	struct px_place place[2];
 };
 
 /* By index of the instance. The control plane corrects sessions when it ages them, and sets rtt to
- * 0 to have it measured from scratch. */
+ * 0 to restart its measurement. */
 struct px_instance_stats {
 	__s64 sessions; /* open now: for PX_LEAST */
 	__u64 opened;	/* sessions ever */
@@ -141,14 +141,14 @@ struct px_instance_stats {
 	__u64 failures; /* SYNs that it refused or left unanswered, of sessions with PX_JUDGED */
 };
 
-/* no module but the proxy sees packets to it: hand them straight into its namespace */
+/* no module but the proxy sees packets to it: redirect them into its namespace (redirect_peer) */
 #define PX_LOCAL_PEER (1 << 0)
 
 /* A service of this node that has the proxy on its interface. Only flags and mac may change while
  * ifindex stays. */
 struct px_local {
 	__u32 ifindex; /* on the node's side; 0: free */
-	/* of the interface inside; all zero: not known, packets to it take the ordinary way */
+	/* of the interface inside; all zero: unknown, packets to it take the ordinary path */
 	__u8 mac[6];
 	__u8 flags;    /* PX_LOCAL_* */
 	__u8 zero;
@@ -157,19 +157,19 @@ struct px_local {
 enum px_hook {
 	PX_EGRESS = 0,	/* from the service */
 	PX_INGRESS = 1, /* to it */
-	/* No packet is met here: an entry of sessions that says which instance a client had last.
-	 * Of the key, src is the client, dst the virtual address, ifindex the client's interface,
-	 * dport and proto those of the virtual service, 0 if it names no ports. Of the value,
-	 * instance, seen (when the last session began), other (PX_AFFINITY_OWNER) and state count:
-	 * PX_ANSWERED if a session has been answered since the instance was chosen; else the
-	 * control plane forgets it after a minute. It counts as one session of the interface. */
+	/* Not the key of a packet: an entry of sessions with the last instance of a client. In the
+	 * key, src is the client, dst the virtual address, ifindex the client's interface, dport
+	 * and proto those of the virtual service, 0 if it names no ports. In the value, instance,
+	 * seen (when the last session began), other (PX_AFFINITY_OWNER) and state are used:
+	 * PX_ANSWERED if a session has been answered since the instance was chosen; otherwise the
+	 * control plane removes it after a minute. It counts as one session of the interface. */
 	PX_AFFINITY = 2,
 };
 
-/* Key of sessions: a packet as it looks where it is met. Each session has two entries: one for what
- * its client sends, as it leaves the client; one for what the instance answers, as it leaves the
- * instance if that is local, else as it reaches the client. ICMP echo has the identifier as source
- * port and the type of the request as destination port; replies have them the other way round. */
+/* Key of sessions: a packet as it is seen on an interface. Each session has two entries: one for
+ * what its client sends, as it leaves the client; one for the instance's replies, as they leave the
+ * instance if it is local, otherwise as they reach the client. ICMP echo has the identifier as
+ * source port and the type of the request as destination port; in replies they are swapped. */
 struct px_flow {
 	struct px_addr src, dst;
 	__be16 sport, dport; /* 0 without ports */
@@ -179,18 +179,18 @@ struct px_flow {
 	__u16 zero;
 };
 
-#define PX_REVERSE (1 << 0) /* the entry for what the instance answers */
+#define PX_REVERSE (1 << 0) /* the entry for the instance's replies */
 #define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
-/* the instance is not local: its answers are met on their way to the client */
+/* the instance is not local: its replies are seen on the way to the client */
 #define PX_FAR	   (1 << 2)
 /* the virtual service names its ports: a failed connect says something about the instance */
 #define PX_JUDGED  (1 << 3)
-/* the client is an instance, and sends by its virtual address (names) */
+/* the client is an instance, and sends from its virtual address (names) */
 #define PX_NAMED   (1 << 4)
 /* the virtual address has affinity */
 #define PX_STICKY  (1 << 5)
 
-/* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
+/* State of a session. Both entries have all of it; only the forward one is exact. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
 #define PX_CLIENT_FIN (1 << 1)
 #define PX_SERVER_FIN (1 << 2)
@@ -208,21 +208,21 @@ struct px_flow {
  * ingress if this entry is the forward one of a PX_FAR session, else on egress. If a PX_FAR session
  * is named, its answers come from the virtual address of the instance to the client's own one. */
 struct px_session {
-	__u64 seen;	     /* when last used, by either side; right to PX_TICK */
-	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
+	__u64 seen;	     /* when last used, by either side; accurate to PX_TICK */
+	__u64 opened;	     /* forward: time of the SYN, 0 once its reply was timed */
 	/* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
 	struct px_addr addr;
-	__be16 sport, dport; /* as they will be; ICMP echo: as in px_flow */
+	__be16 sport, dport; /* the new ports; ICMP echo: as in px_flow */
 	/* index; 0: a connection to the instance's own address, which only needs another source
 	 * port */
 	__u32 instance;
-	/* of the instance when the session was made or came to its new place */
+	/* of the instance when the session was created or moved to its new place */
 	__u32 generation;
-	__u32 other;	     /* ifindex on which packets of the other direction are met */
-	/* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it
-	 * there */
+	__u32 other;	     /* ifindex on which packets of the other direction are seen */
+	/* index in locals of the receiver of the changed packet; 0: the bridge or the stack
+	 * forwards it */
 	__u32 local;
-	__u32 tick;	     /* jiffies / PX_TICK when seen was written; the data plane's alone */
+	__u32 tick;	     /* jiffies / PX_TICK when seen was written; data plane only */
 	__u8 flags;	     /* PX_REVERSE ... */
 	__u8 state;	     /* PX_ANSWERED ... */
 	__u16 zero;
@@ -235,38 +235,38 @@ struct px_name_of {
 	__u32 ifindex;
 };
 
-/* no new session is named so */
+/* not used for new sessions */
 #define PX_RETIRED (1 << 0)
 /* by a virtual address */
 #define PX_VIRTUAL (1 << 1)
 
 /* in struct px_name_of instead of an ifindex, with the index of an instance; the address is then
- * all zero but for the last word, which is 1 for IPv4 */
+ * zero except for the last word, which is 1 for IPv4 */
 #define PX_BY_INSTANCE (1U << 31)
 
-/* What an instance is called: by its own address and its interface the virtual address that stands
- * for it alone, and the other way round; by the own address of an instance on another node and 0,
- * and by any instance's index, its virtual one. */
+/* Names of instances: from an instance's own address and interface to the virtual address that
+ * stands for it alone, and vice versa; from an address of an instance on another node and 0, and
+ * from any instance's index, to its virtual address. */
 struct px_name {
 	struct px_addr other;
 	__u32 flags; /* PX_RETIRED, PX_VIRTUAL */
 };
 
-/* By index in locals: what the clients behind an interface hold. Index 0: the sum of all
- * interfaces, and of those that are no local. The rest counts within a window of 2^30 ns; two CPUs
- * that begin one at a time may lose a few. */
+/* By index in locals: the usage by clients behind an interface. Index 0: the sum of all interfaces,
+ * and of those that are no local. The other fields count within a window of 2^30 ns; if two CPUs
+ * start a window at once, they may lose a few. */
 struct px_share {
 	__u64 sessions; /* in the table sessions */
 	__u32 window;
 	__u32 opened; /* sessions begun and not answered: at most pending_budget */
-	__u32 closed; /* sessions that went back to pending: as many */
+	__u32 closed; /* sessions that moved back to pending: the same limit */
 	__u32 asked;  /* packets to unknown addresses: at most PX_ASK_SERVICE */
 };
 
 #define PX_TICK 256 /* jiffies: 0.26 s at 1000 Hz, 1 s at 250 Hz, 2.6 s at 100 Hz */
 
-/* A datagram in fragments: later ones have no ports and follow the first. The value is what the
- * first one was looked up by in sessions. */
+/* A fragmented datagram: later fragments have no ports and follow the first one. The value is the
+ * key by which the first one was looked up in sessions. */
 struct px_fragment {
 	struct px_addr src, dst;
 	__be32 id;
@@ -282,14 +282,14 @@ struct px_fragment_of {
 	__u32 zero;
 };
 
-/* Key of asked: one service's scan does not use up what another one may ask for. */
+/* Key of asked: one service's scan does not use up the requests of another one. */
 struct px_ask {
 	struct px_addr addr;
 	__u32 ifindex;
 };
 
-/* How often an interface asked for an unknown address lately: at most PX_ASK_MOST packets per
- * PX_ASK_NS reach the control plane, and PX_ASK_SERVICE of all addresses. */
+/* Recent requests of an interface for an unknown address: at most PX_ASK_MOST packets per PX_ASK_NS
+ * reach the control plane, and PX_ASK_SERVICE for all addresses. */
 struct px_asked {
 	__u64 since;
 	__u64 packets;
@@ -299,11 +299,11 @@ struct px_asked {
 #define PX_ASK_SERVICE 256
 #define PX_ASK_NS      (1ULL << 30)
 
-/* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It
- * was taken out of the way, and is to be sent again once the address is known. */
+/* Event in the ring buffer unknown: a packet to an address that may be virtual and is unknown. It
+ * was dropped, and the control plane sends it again once the address is known. */
 struct px_unknown {
 	__u32 ifindex;	/* of the service that sent it */
-	__u32 len;	/* of frame, 0: it was too long to be held */
+	__u32 len;	/* of frame, 0: too long to be held */
 	__u16 l3, l4;	/* offsets of the IP and the transport header in frame */
 	__u8 family;	/* 4 or 6 */
 	__u8 proto;	/* transport protocol */
@@ -315,7 +315,7 @@ struct px_unknown {
 	__u8 frame[];
 };
 
-#define PX_HELD_MAX 9216 /* bytes of the longest frame that is held */
+#define PX_HELD_MAX 9216 /* maximum length of a held frame in bytes */
 
 /* Indices of counts. */
 enum px_count {
@@ -323,20 +323,20 @@ enum px_count {
 	PX_COUNT_RESELECTED = 1,   /* sessions that lost their instance and got another one */
 	PX_COUNT_MOVED = 2,	   /* sessions that followed an instance to its new place */
 	PX_COUNT_RESET = 3,	   /* TCP sessions that could not, and were reset */
-	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, given to the control plane */
-	/* the same that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
+	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, sent to the control plane */
+	/* those that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
 	PX_COUNT_UNANSWERED = 5,
 	PX_COUNT_NEGATIVE = 6,	   /* packets to addresses known not to exist */
 	/* to virtual addresses without an instance that takes new sessions */
 	PX_COUNT_NO_INSTANCE = 7,
 	PX_COUNT_NO_PORT = 8,	   /* to ports that the virtual service does not have */
-	/* sessions that got another source port, as the instance has one like it from elsewhere */
+	/* sessions with another source port: the instance has one from elsewhere with the same */
 	PX_COUNT_CLASH = 9,
-	/* TCP amid a connection that no session is known of, and whose instance is not certain */
+	/* TCP in midstream without a known session, if the instance is not certain */
 	PX_COUNT_NO_SESSION = 10,
 	PX_COUNT_FRAGMENT = 11,	   /* later fragments to virtual addresses without a first one */
 	PX_COUNT_TABLE_FULL = 12,  /* sessions that found no room or no free source port */
-	/* sessions not begun: the interface has too many without an answer */
+	/* rejected sessions: the interface has too many without a reply */
 	PX_COUNT_OVER_QUOTA = 13,
 	/* answered sessions that stay in pending: the interface's share of sessions is used up */
 	PX_COUNT_CROWDED = 14,
@@ -393,8 +393,8 @@ struct {
 	__type(value, struct px_instance);
 } instances SEC(".maps");
 
-/* By index of the instance: hash of its identity, 0: free. For the control plane alone, which finds
- * its instances again. */
+/* By index of the instance: hash of its identity, 0: free. Used only by the control plane, which
+ * finds its instances again by it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_INSTANCES);
@@ -426,8 +426,8 @@ struct {
 	__type(value, __u32);
 } interfaces SEC(".maps");
 
-/* Address of a service of this node to the ifindex of its interface: what the node's own stack says
- * of packets to it, in ICMP errors, belongs to sessions that are met there. */
+/* Address of a service of this node to the ifindex of its interface: ICMP errors of the node's own
+ * stack about packets to it belong to sessions that are seen there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_HOMES);
@@ -445,8 +445,8 @@ struct {
 } names SEC(".maps");
 
 /* Sessions that were answered and are not closed, both entries of each, and affinities. Nothing is
- * evicted: what finds no room, or is beyond the share of its client's interface, stays in pending;
- * an affinity is not remembered. */
+ * evicted: sessions for which there is no room, or beyond the share of their client's interface,
+ * stay in pending; an affinity is then not remembered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_SESSIONS);
@@ -455,9 +455,9 @@ struct {
 	__type(value, struct px_session);
 } sessions SEC(".maps");
 
-/* Sessions without an answer, and closed ones for their last packets: a flood of new or of short
- * connections pushes out only others of its kind, and not before they have had time for an answer
- * (struct px_share). */
+/* Sessions without a reply, and closed ones for their last packets: a flood of new or of short
+ * connections evicts only others of its kind, and not before there was time for a reply (struct
+ * px_share). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PX_PENDING);
@@ -468,7 +468,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_LOCALS);
-	/* the control plane counts what it removes, atomically */
+	/* the control plane atomically counts what it removes */
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct px_share);

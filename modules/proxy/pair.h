@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The two entries of a session, one for each direction: the key and the value of the other one, and
- * the removal of both. */
+/* The two entries of a session, one for each direction: key and value of the other one, and removal
+ * of both. */
 #ifndef PX_PAIR_H
 #define PX_PAIR_H
 
@@ -27,8 +27,7 @@ static __always_inline void px_count_sessions(__u32 instance, __s64 n)
 		__sync_fetch_and_add(&stats->opened, 1);
 }
 
-/* What names change in it. Between nodes the ends are called by their virtual addresses only as
- * sources. */
+/* The effect of names on it. Between nodes virtual addresses are used only as sources. */
 static __always_inline int px_pair_names(const struct px_flow *f, const struct px_session *s,
 					 struct px_flow *pair)
 {
@@ -47,7 +46,7 @@ static __always_inline int px_pair_names(const struct px_flow *f, const struct p
 	return 0;
 }
 
-/* Key of the other entry: the changed packet, turned round. */
+/* Key of the other entry: the rewritten packet, reversed. */
 static __noinline int px_pair_key(const struct px_flow *f, const struct px_session *s,
 				  struct px_flow *pair)
 {
@@ -64,8 +63,8 @@ static __noinline int px_pair_key(const struct px_flow *f, const struct px_sessi
 	return px_is_named(s) ? px_pair_names(f, s, pair) : 0;
 }
 
-/* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at
- * any rate. */
+/* Whether the other entry exists: the LRU may have evicted it. The lookup marks it as used in any
+ * case. */
 static __noinline int px_has_pair(const struct px_flow *f, const struct px_session *s)
 {
 	struct px_flow pair;
@@ -91,7 +90,7 @@ static __noinline int px_pair_entry(const struct px_flow *f, const struct px_ses
 	return 0;
 }
 
-/* Where an instance is met: its interface here, or 0. */
+/* The interface on which an instance is seen on this node, or 0. */
 static __always_inline __u32 px_interface_of(__u32 local)
 {
 	struct px_local *l = bpf_map_lookup_elem(&locals, &local);
@@ -99,8 +98,8 @@ static __always_inline __u32 px_interface_of(__u32 local)
 	return l ? l->ifindex : 0;
 }
 
-/* Whom changed packets of the other entry are for: the client if its answers come by on egress of
- * the instance. */
+/* The receiver of rewritten packets of the other entry: the client if its replies arrive on egress
+ * of the instance. */
 static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct px_session *s)
 {
 	if (!s->instance)
@@ -110,7 +109,7 @@ static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct
 	return s->flags & PX_FAR ? 0 : px_local_of(f->ifindex);
 }
 
-/* Removes an entry, of whichever table; returns whether it was there. A forward one is met on its
+/* Removes an entry from either table; returns whether it existed. A forward entry is seen on its
  * client's interface. */
 static __always_inline int px_remove(const struct px_flow *f, int forward)
 {
@@ -121,8 +120,8 @@ static __always_inline int px_remove(const struct px_flow *f, int forward)
 	return 1;
 }
 
-/* Removes both entries of a session, of which s is the one under the key f: who removes the forward
- * one counts. */
+/* Removes both entries of a session; s is the one with the key f. The CPU that removes the forward
+ * one updates the counters. */
 static __noinline int px_session_delete(struct px_work *w, const struct px_flow *f,
 					const struct px_session *s)
 {

@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* The proxy: packets to a virtual address go to an instance of the service that it stands for, and
- * come back from there as if from the virtual address. */
+/* The proxy: packets to a virtual address are sent to an instance of its service, and replies get
+ * the virtual address as their source. */
 #define KERB_FIXED_LAYOUT /* has contexts of its own */
 #include <kerb/module.h>
 #include <kerb/answer.h>
@@ -19,13 +19,13 @@
 #include "fast.h"
 #include "unknown.h"
 
-#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST /* given to the control plane, which sends it again */
-/* its interface has too many sessions without an answer */
+#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST /* held by the control plane, which sends it again */
+/* its interface has too many sessions without a reply */
 #define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1)
-/* its source is a virtual address, by which others would take its sender for another instance */
+/* its source is a virtual address: others would take its sender for another instance */
 #define PX_DROP_SPOOFED (KERB_DROP_MODULE_FIRST + 2)
 
-/* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
+/* A session that needs no update: its instance has not moved, and nothing begins or ends. */
 static __always_inline int px_session_is_settled(const struct px_session *s, int tcp)
 {
 	struct px_instance *in;
@@ -39,7 +39,7 @@ static __always_inline int px_session_is_settled(const struct px_session *s, int
 	return in && in->generation == s->generation && !(in->flags & PX_GONE);
 }
 
-/* Fills w->flow and what else w says of the packet. Returns enum px_kind. */
+/* Fills w->flow and the other fields of w that describe the packet. Returns enum px_kind. */
 static __always_inline int px_read_packet(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
 {
 	__u8 *flags;
@@ -69,7 +69,7 @@ static __always_inline int px_read_packet(struct kerb_pkt *pkt, struct px_work *
 	return kind;
 }
 
-/* Port at the instances; 0 where a port is wanted and is not served. */
+/* Port at the instances; 0 if a port is required and not served. */
 static __always_inline int px_port_is_served(struct px_work *w, const struct px_vip *v)
 {
 	struct px_port key = {.vip = v->id, .port = w->flow.dport, .proto = w->flow.proto};
@@ -84,8 +84,8 @@ static __always_inline int px_port_is_served(struct px_work *w, const struct px_
 	return port || (source_instance && v->flags & PX_VIP_ANSWERS && !px_is_new_connection(w));
 }
 
-/* PX_NAMED if the sender is an instance that has a virtual address, on the interface that the
- * packet comes from. */
+/* PX_NAMED if the sender is an instance with a virtual address, on the interface that the packet
+ * comes from. */
 static __always_inline __u8 px_name_for(const struct px_work *w)
 {
 	struct px_name *name =
@@ -94,16 +94,16 @@ static __always_inline __u8 px_name_for(const struct px_work *w)
 	return name && !name->flags ? PX_NAMED : 0;
 }
 
-/* A packet from the service that belongs to no session: one begins if it is for a virtual address.
- * Where the instance is certain, from a hash or because there is one only, a connection may
- * continue whose session is not known: at the client's last instance, if that is remembered. */
+/* Handles a packet from the service that belongs to no session: one begins if it is for a virtual
+ * address. If the instance is certain, from a hash or because there is only one, a connection whose
+ * session is unknown may continue: with the client's last instance, if that is remembered. */
 static __always_inline int px_session_begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
 	int amid, answers;
 
 	answers = source_instance && v && v->flags & PX_VIP_ANSWERS;
-	/* what an error quotes may be made up: a session would let packets from there pass */
+	/* what an error quotes may be forged: a session would let packets from there pass */
 	if (w->kind == PX_ERROR && (!answers || px_is_spoofed(&w->flow)))
 		return v ? PX_STRAY : PX_PASS;
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
@@ -137,7 +137,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 	return PX_ENROL;
 }
 
-/* Makes the key of the other entry, w->pair, the changed packet turned round. */
+/* Sets the key of the other entry, w->pair, to the reversed rewritten packet. */
 static __noinline int px_turn_round(struct px_work *w)
 {
 	struct px_session *s = &w->made;
@@ -150,7 +150,7 @@ static __noinline int px_turn_round(struct px_work *w)
 	return 0;
 }
 
-/* Later fragments and SCTP have addresses to be changed, no checksum over them. */
+/* Later fragments and SCTP: the addresses are rewritten, and no checksum covers them. */
 static __always_inline void px_translate(struct kerb_pkt *pkt, struct px_work *w,
 					 const struct px_session *s)
 {
@@ -184,7 +184,7 @@ static __always_inline int px_forward(struct kerb_pkt *pkt, struct px_work *w, _
 	return verdict;
 }
 
-/* A packet that its sender is to hear something about. */
+/* Handles a packet whose sender is to be notified. */
 static __always_inline int px_reject(struct kerb_pkt *pkt, const struct px_work *w, int step)
 {
 	if (step == PX_RESET_IT ||
@@ -235,8 +235,8 @@ static __always_inline int px_verdict_apply(struct kerb_pkt *pkt, struct px_work
 	return px_reject(pkt, w, kerb_reread(w->step));
 }
 
-/* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns
- * whether there is one. */
+/* Copies the packet's session to w->made: the verifier need not know which table it is from.
+ * Returns whether there is one. */
 static __noinline int px_session_find(struct px_work *w)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
@@ -255,9 +255,9 @@ static __noinline int px_session_find(struct px_work *w)
 	return 1;
 }
 
-/* The session that an ICMP error of the node's own stack is about: the stack had a packet for an
- * instance of this node, whose answers are met on its interface, and notifies the client, who is
- * met here. */
+/* Finds the session that an ICMP error of the node's own stack is about: the stack had a packet for
+ * an instance of this node, whose replies are seen on its interface, and notifies the client, which
+ * is seen here. */
 static __always_inline int px_session_find_local(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
@@ -269,8 +269,8 @@ static __always_inline int px_session_find_local(struct px_work *w)
 	return px_session_find(w) && w->made.flags & PX_REVERSE && w->made.other == client;
 }
 
-/* The same of an error about a packet for another node, from this one: its sender was named by
- * then. */
+/* The same for an error from this node about a packet for another one, whose source has been
+ * replaced by its name. */
 static __always_inline int px_session_find_named(struct px_work *w)
 {
 	struct px_name *name = px_name_of(&w->flow.dst, w->flow.ifindex);
@@ -284,7 +284,7 @@ static __always_inline int px_session_find_named(struct px_work *w)
 	return px_session_find(w) && w->made.flags & PX_NAMED;
 }
 
-/* Everything that does not touch the packet, from what is in the work to a step. */
+/* Determines the step, without changing the packet. */
 static __always_inline void px_decide(struct px_work *w, __u32 hook)
 {
 	int found = px_session_find(w);
@@ -314,8 +314,8 @@ static __always_inline int px_process_uncommon(struct kerb_pkt *pkt, struct px_w
 	return px_verdict_apply(pkt, w, kerb_reread(w->step));
 }
 
-/* All packets but the common ones. A global function: the verifier examines it by itself, and so
- * once. It takes nothing but the context and numbers; what the parser found is in the work. */
+/* Handles all uncommon packets. A global function, so that the verifier examines it separately, and
+ * once. It takes only the context and numbers; the parser's results are in the work. */
 __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 {
 	struct px_work *w = px_work();
@@ -332,7 +332,7 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 	return verdict;
 }
 
-/* Passes the packet there, and the result back. Out of line, see px_scratch_enter(). */
+/* Passes the packet to it, and returns the result. Out of line, see px_scratch_enter(). */
 static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
@@ -348,16 +348,16 @@ static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Whether a packet from the service that has no session may begin one, or is to be asked about.
- * tcp: its flags. */
+/* Whether a packet from the service without a session may begin one, or its address is to be
+ * requested. tcp: its flags. */
 static __always_inline int px_may_begin(const struct px_flow *f, int tcp)
 {
 	return (tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN ||
 	       bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
 }
 
-/* The packets that are common: of settled sessions, and those that the proxy has nothing to do
- * with. Returns -1 for the rest. */
+/* Handles the common packets: those of settled sessions, and those that the proxy ignores. Returns
+ * -1 for the rest. */
 static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 {
 	const struct px_session *s;
@@ -386,7 +386,7 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 	if (!px_session_is_settled(s, tcp) || (s->flags & PX_NAMED && !source_instance))
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
-		return -1; /* makes it again, before the answer comes */
+		return -1; /* creates it again, before the reply arrives */
 	if (px_changes_both(s))
 		return -1; /* until there is a copy */
 	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
@@ -396,17 +396,17 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* What that has to know of the packet, in arguments: a global function takes nothing but the
- * context and numbers. The verifier examines it by itself then, once, and not once for each of the
- * hundred or so ways through the parser. */
+/* What px_common needs to know about the packet, as arguments: a global function takes only the
+ * context and numbers. The verifier then examines it separately, once, and not once for each of the
+ * hundred or so paths through the parser. */
 #define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
 /* One byte at a time: the compiler would read two at once that the parser has just written one by
- * one, and such a read waits until they have reached the cache. */
+ * one, and such a read stalls until they have reached the cache. */
 #define PX_WHAT(pkt)                                                          \
 	(kerb_reread((pkt)->family) | (__u32)kerb_reread((pkt)->proto) << 8 | \
 	 (__u32)kerb_reread((pkt)->flags) << 16)
 
-/* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the
+/* Returns a verdict, or -1, in the lower half; for KERB_REDIRECT the flags in bits 8-15 and the
  * target in the upper half. */
 __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, __u32 hook)
 {
@@ -447,8 +447,8 @@ static __always_inline int px_process(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Out of line: an entry of more than 512 instructions would be called by the chain, and not be part
- * of it. */
+/* Out of line: the chain would call an entry of more than 512 instructions instead of inlining
+ * it. */
 static __noinline int px_scratch_enter(void)
 {
 	return kerb_scratch_enter();
@@ -460,8 +460,8 @@ static __noinline int px_scratch_leave(void)
 	return 0;
 }
 
-/* What was not parsed to the end is not translated, as IPv6 with too many extension headers, but
- * others may read it. */
+/* Packets that could not be parsed completely are not translated, such as IPv6 with too many
+ * extension headers, but other modules may read them. */
 static __noinline int px_check_odd(struct kerb_pkt *pkt)
 {
 	struct px_flow flow;
@@ -471,8 +471,8 @@ static __noinline int px_check_odd(struct kerb_pkt *pkt)
 	return kerb_drop(pkt, PX_DROP_SPOOFED);
 }
 
-/* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one
- * there is dropped: passed, it would be seen with the wrong address. */
+/* Copies of sessions and the work space belong to the CPU. A packet that interrupts another one
+ * there is dropped: if passed, it would have the wrong address. */
 static __always_inline int px_run(struct kerb_pkt *pkt, __u32 hook)
 {
 	int verdict;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sessions: how they begin, what they live through, how they end. The packet itself is not touched
- * here. */
+/* The life cycle of sessions: creation, updates, removal. This file does not change packets. */
 #ifndef PX_SESSION_H
 #define PX_SESSION_H
 
@@ -18,7 +17,7 @@
 
 /* What happens to a packet. */
 enum px_step {
-	PX_GO = 0,	     /* change it as the session says, and on with it */
+	PX_GO = 0,	     /* translate it as the session says, and pass it on */
 	PX_RESELECT = 1,     /* as if there were no session */
 	PX_ENROL = 12,	     /* make a session with w->instance */
 	PX_PASS = 2,	     /* leave it alone */
@@ -29,13 +28,13 @@ enum px_step {
 	PX_NO_ADDR = 7,	     /* its address does not exist */
 	PX_NO_INSTANCE = 8,
 	PX_NO_PORT = 9,
-	PX_NO_SESSION = 10, /* TCP amid a connection */
+	PX_NO_SESSION = 10, /* TCP in midstream */
 	PX_NO_FIRST = 11,   /* a later fragment, its first one unseen */
 	PX_OVER_QUOTA = 13, /* the interface has begun too many sessions */
 };
 
-/* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of
- * none any more. */
+/* Whether an existing entry with the key w->pair belongs to the session that is being created, or
+ * to no session any more. */
 static __always_inline int px_stale(struct px_work *w, const struct px_session *there)
 {
 	struct px_flow forward;
@@ -46,7 +45,7 @@ static __always_inline int px_stale(struct px_work *w, const struct px_session *
 	return !__builtin_memcmp(&forward, &w->flow, sizeof(forward)) || !px_find(&forward);
 }
 
-/* Whether the table sessions has a session of its own under the key w->pair. */
+/* Whether the table sessions has another session with the key w->pair. */
 static __always_inline int px_is_taken(struct px_work *w)
 {
 	struct px_session *there = bpf_map_lookup_elem(&sessions, &w->pair);
@@ -60,7 +59,7 @@ static __always_inline int px_is_taken(struct px_work *w)
 	return 0;
 }
 
-/* Puts the reverse entry of w->made, with a source port of its own if the client's is taken. */
+/* Inserts the reverse entry of w->made, with another source port if the client's is taken. */
 static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 {
 	for (int i = 0; i < PX_PORT_TRIES; i++) {
@@ -69,7 +68,7 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 
 		px_pair_key(&w->flow, &w->made, &w->pair);
 		px_pair_entry(&w->flow, &w->made, &w->mirror, local);
-		rc = PX_EXIST; /* a service that calls itself from the port it serves */
+		rc = PX_EXIST; /* a service that connects to itself from the port that it serves */
 		if (__builtin_memcmp(&w->pair, &w->flow, sizeof(w->flow)) && !px_is_taken(w))
 			rc = bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
 		if (!rc)
@@ -82,7 +81,7 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 			px_changed(&w->pair);
 			return rc ? -1 : 0;
 		}
-		/* its checksum covers the ports, and is too dear to compute */
+		/* its checksum covers the ports, and is too expensive to compute */
 		if (w->flow.proto == IPPROTO_SCTP)
 			return -1;
 		if (!i)
@@ -92,8 +91,8 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 	return -1;
 }
 
-/* Where the session w->made leads: to the place of w->instance, or to where the packet goes anyway.
- * Returns the interface on which the answers are met, 0: that of the client. */
+/* Sets the target of the session w->made: the place of w->instance, or the packet's own
+ * destination. Returns the interface on which replies are seen, 0: that of the client. */
 static __always_inline __u32 px_set_target(struct px_work *w, const struct px_instance *in)
 {
 	const struct px_place *p = &in->place[in->generation & 1];
@@ -121,8 +120,8 @@ static __always_inline int px_may_open(struct px_work *w)
 	return 1;
 }
 
-/* UDP packets that had no session are to be looked up again: those of a new one, w->flow and
- * w->pair, and the client's to the instance itself, which have the same answers. */
+/* UDP packets without a session have to be looked up again: those of a new session, w->flow and
+ * w->pair, and the client's to the instance itself, whose replies are the same. */
 static __always_inline void px_udp_changed(struct px_work *w)
 {
 	if (w->flow.proto != IPPROTO_UDP)
@@ -135,14 +134,13 @@ static __always_inline void px_udp_changed(struct px_work *w)
 	px_changed(&w->other);
 }
 
-/* The client makes a connection: if there was one with its ports, it knows nothing of it any
- * more. */
+/* The client opens a connection: it has forgotten any previous one with the same ports. */
 static __always_inline int px_is_new_connection(const struct px_work *w)
 {
 	return (w->tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN;
 }
 
-/* Makes a session of the packet with w->instance, to port w->target there. It is left in
+/* Creates a session for the packet with w->instance and its port w->target, and stores it in
  * w->made. */
 static __noinline int px_session_create(struct px_work *w)
 {
@@ -178,8 +176,8 @@ static __noinline int px_session_create(struct px_work *w)
 	return PX_GO;
 }
 
-/* Round-trip time of a connect: a moving average as TCP's own (RFC 6298). Two CPUs may overwrite
- * each other's. */
+/* Round-trip time of a connect: a moving average as in TCP (RFC 6298). Two CPUs may overwrite each
+ * other's. */
 static __always_inline void px_time_answer(struct px_work *w, struct px_session *forward)
 {
 	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &forward->instance);
@@ -190,8 +188,8 @@ static __always_inline void px_time_answer(struct px_work *w, struct px_session 
 	forward->opened = 0;
 }
 
-/* Whether the instance accepts connections. A SYN that comes again at once was only lost or sent
- * twice. */
+/* Updates whether the instance accepts connections. A SYN that is repeated at once was only lost or
+ * sent twice. */
 static __always_inline void px_instance_update(const struct px_work *w, const struct px_session *s)
 {
 	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &s->instance);
@@ -223,9 +221,9 @@ static __always_inline __u8 px_next_state(const struct px_work *w, const struct 
 	return state;
 }
 
-/* Moves a session that was answered, w->made and w->mirror, from pending to sessions: first there,
- * then from here, so that packets find one of them. Another CPU may be about it too: then it is
- * done with a later packet. */
+/* Moves an answered session, w->made and w->mirror, from pending to sessions: it is inserted there
+ * before it is deleted here, so that packets always find one of them. Another CPU may do so at the
+ * same time: then it is completed with a later packet. */
 static __noinline int px_promote(struct px_work *w)
 {
 	__u32 client = w->made.flags & PX_REVERSE ? w->made.other : w->flow.ifindex;
@@ -250,8 +248,8 @@ static __noinline int px_promote(struct px_work *w)
 	return 0;
 }
 
-/* Moves a session that has ended to pending, for its last packets; if its interface closes too
- * many, it is gone at once. */
+/* Moves an ended session to pending, for its last packets. If its interface closes too many, it is
+ * deleted immediately. */
 static __noinline int px_demote(struct px_work *w)
 {
 	int reverse = w->made.flags & PX_REVERSE;
@@ -269,7 +267,7 @@ static __noinline int px_demote(struct px_work *w)
 	return 0;
 }
 
-/* Puts the session w->made, whose entries are up to date, into the table where it belongs. */
+/* Inserts the session w->made, whose entries are up to date, into the right table. */
 static __always_inline void px_session_insert(struct px_work *w)
 {
 	__u8 state = w->made.state;
@@ -282,7 +280,7 @@ static __always_inline void px_session_insert(struct px_work *w)
 	}
 }
 
-/* Writes what has been seen of a session into its entry. Returns whether it is there. */
+/* Writes the state of a session to its entry. Returns whether it exists. */
 static __noinline int px_session_write(const struct px_flow *f, const struct px_session *from)
 {
 	struct px_session *s = px_find(f);
@@ -296,7 +294,7 @@ static __noinline int px_session_write(const struct px_flow *f, const struct px_
 	return 1;
 }
 
-/* What the other entry knows. It may be missing, put out by the LRU. */
+/* Returns the state in the other entry, which may be missing because the LRU has evicted it. */
 static __always_inline __u8 px_pair_state(struct px_work *w)
 {
 	struct px_session *pair = px_find(&w->pair);
@@ -308,9 +306,9 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
 	return pair->state;
 }
 
-/* Answers from another node come from the virtual address of the instance, if it has one: packets
- * are for its own one, which the other entry has. If that is missing, and the instance has moved
- * since, the next packet notices. */
+/* Replies from another node have the virtual address of the instance as their source, if it has
+ * one: packets are sent to its own one, which the other entry has. If that is missing, and the
+ * instance has moved since, the next packet detects it. */
 static __noinline int px_unname_mirror(struct px_work *w)
 {
 	const struct px_session *s = &w->made, *pair = px_find(&w->pair);
@@ -323,8 +321,8 @@ static __noinline int px_unname_mirror(struct px_work *w)
 	return 0;
 }
 
-/* Takes note of a packet of the session w->made in both its entries: they are of use only together,
- * so that the other one is made again if it is missing. */
+/* Updates both entries of the session w->made for a packet: they are useful only together, so a
+ * missing other one is created again. */
 static __always_inline void px_session_update(struct px_work *w)
 {
 	struct px_session *s = &w->made;
@@ -361,8 +359,8 @@ static __always_inline void px_session_update(struct px_work *w)
 		px_affinity_answered(w);
 }
 
-/* Whether packets are met where they were when the session was made: the proxy may have come to or
- * gone from the instance's interface. */
+/* Whether packets are seen on the same hooks as when the session was created: the proxy may have
+ * been attached to the instance's interface, or detached from it, since. */
 static __always_inline int px_hooks_unchanged(const struct px_work *w, const struct px_session *s,
 					      struct px_instance *in)
 {
@@ -382,7 +380,7 @@ static __always_inline int px_session_move(struct px_work *w, const struct px_se
 	return PX_ENROL;
 }
 
-/* A packet from the client, whose instance is not as it was. */
+/* Handles a packet from the client whose instance has changed. */
 static __always_inline int px_reselect(struct px_work *w, const struct px_session *s, int gone)
 {
 	int connected = w->flow.proto == IPPROTO_TCP && s->state;
@@ -397,8 +395,8 @@ static __always_inline int px_reselect(struct px_work *w, const struct px_sessio
 	return PX_RESELECT;
 }
 
-/* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any
- * case: the next whole packet acts on what has changed. */
+/* Whether a session can continue unchanged: PX_GO. Errors and later fragments follow it in any
+ * case: the next whole packet acts on changes. */
 static __always_inline int px_session_check(struct px_work *w, const struct px_session *s)
 {
 	struct px_instance *in;
@@ -420,7 +418,7 @@ static __always_inline int px_session_check(struct px_work *w, const struct px_s
 	return px_hooks_unchanged(w, s, in) ? PX_GO : px_session_move(w, s);
 }
 
-/* A packet of the known session w->made, which is forgotten unless it continues as it is. */
+/* Handles a packet of the known session w->made, which is deleted unless it continues unchanged. */
 static __noinline int px_session_packet(struct px_work *w)
 {
 	w->step = px_session_check(w, &w->made);
@@ -431,8 +429,8 @@ static __noinline int px_session_packet(struct px_work *w)
 	return 0;
 }
 
-/* Whether a packet to an address that is not virtual may be the first one of a connection, of which
- * only TCP has a sign. The port of SCTP cannot change. */
+/* Whether a packet to an address that is not virtual may be the first one of a connection, which
+ * only TCP indicates. The port of SCTP cannot change. */
 static __always_inline int px_may_be_first(const struct px_work *w)
 {
 	if (w->kind == PX_ECHO)
@@ -440,10 +438,10 @@ static __always_inline int px_may_be_first(const struct px_work *w)
 	return w->kind == PX_PLAIN && (w->flow.proto == IPPROTO_UDP || px_is_new_connection(w));
 }
 
-/* A client speaks to an address that is not virtual. If a session of its own leads to the same port
- * there, from the same source port, the replies could not be distinguished: a closed session is
- * deleted, and alongside one that is open the connection becomes a session too, which gives it
- * another source port. */
+/* A client connects to an address that is not virtual. If one of its own sessions leads to the same
+ * port there, from the same source port, the replies could not be distinguished: a closed session
+ * is deleted, and next to an open one the connection becomes a session as well, with another source
+ * port. */
 static __noinline int px_direct_begin(struct px_work *w)
 {
 	struct px_session *there;

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the clients behind one interface may take of the tables that all share. */
+/* Limits of what the clients behind one interface take of the shared tables. */
 #ifndef PX_SHARE_H
 #define PX_SHARE_H
 
 #include "flow.h"
 
-/* a share of sessions may be so many times what is free: one interface alone gets 80% */
+/* an interface may have this many times the free entries of sessions: one alone gets 80% */
 #define PX_SHARE_OF_FREE    4
-/* the same while affinities enter, 50%: they leave room for sessions of the same interface */
+/* the same for affinities, 50%: they leave room for sessions of the same interface */
 #define PX_AFFINITY_OF_FREE 1
 
 KERB_CONFIG(__u64, max_sessions, 65536);
 KERB_CONFIG(__u32, pending_budget, 16384); /* sessions per window: see struct px_share */
 
-/* What a change of the config changes without a new program, besides the ranges. No packet needs
- * both: those to unknown addresses make no sessions. */
+/* Values that a change of the config changes without a new program, in addition to the ranges. No
+ * packet needs both: packets to unknown addresses create no sessions. */
 struct px_values {
 	__u64 service_sessions; /* of one interface; 0: PX_SHARE_OF_FREE alone decides */
 };
@@ -28,7 +28,7 @@ static __always_inline __u32 px_local_of(__u32 ifindex)
 	return local ? *local : 0;
 }
 
-/* The share of an interface, with the counts of the present window. */
+/* The share of an interface, with the counters of the current window. */
 static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
 {
 	__u32 local = px_local_of(ifindex), window = now >> 30;
@@ -41,8 +41,8 @@ static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
 	return s;
 }
 
-/* Whether sessions has room for one more of the interface, which may have of_free times what is
- * free: fewer as the table fills, so that there is some for the others. */
+/* Whether sessions has room for another one of the interface, which may have of_free times the free
+ * entries: fewer as the table fills, so that others get some. */
 static __always_inline int px_share_allows(const struct px_share *s, __u64 of_free)
 {
 	__u32 zero = 0;

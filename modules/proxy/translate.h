@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Changing a packet as its session says. Bytes are written in place, and so is the transport
- * checksum where the kernel says whether it is complete or still to be computed (CHECKSUM_PARTIAL).
- * Elsewhere, and for the sum of the whole packet (CHECKSUM_COMPLETE), it is left to the kernel's
- * helper, which keeps that sum if it has not changed but for the checksum itself. So it is in IPv4,
- * whose header has a checksum that balances the addresses; in IPv6 they have to be added to the
+/* Rewrites a packet as its session says. Bytes are written in place, and so is the transport
+ * checksum if the kernel reports whether it is complete or still to be computed (CHECKSUM_PARTIAL).
+ * Otherwise, and for the sum of the whole packet (CHECKSUM_COMPLETE), it is left to the kernel's
+ * helper, which keeps this sum if nothing but the checksum itself has changed it. This holds in
+ * IPv4, whose header checksum compensates the addresses; in IPv6 they have to be added to the
  * sum. */
 #ifndef PX_TRANSLATE_H
 #define PX_TRANSLATE_H
@@ -16,7 +16,7 @@ static __always_inline __u64 px_change4(struct iphdr *ip, const struct px_sessio
 	__u64 diff;
 
 	if (s->flags & PX_HAIRPIN) {
-		/* dst becomes src: the sum changes by what is new and what is gone */
+		/* dst becomes src: the sum changes by the difference of new and old addresses */
 		diff = kerb_diff32(src, addr);
 		ip->saddr = dst;
 		ip->daddr = addr;
@@ -56,7 +56,7 @@ static __always_inline __u64 px_change6(struct ipv6hdr *ip, const struct px_sess
 	return px_put6(s->flags & PX_REVERSE ? &ip->saddr : &ip->daddr, &s->addr);
 }
 
-/* Returns the difference to checksums over the addresses. */
+/* Returns the change of checksums over the addresses. */
 static __always_inline __u64 px_put_addresses(struct kerb_pkt *pkt, const struct px_session *s)
 {
 	if (pkt->family == 4) {
@@ -79,7 +79,7 @@ static __always_inline __u64 px_change_addresses(struct kerb_pkt *pkt, const str
 	return diff;
 }
 
-/* By the kernel, which knows what state the checksum is in. */
+/* By the kernel, which knows the state of the checksum. */
 static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 family, __u64 udp,
 					     __u16 addresses, __u16 sum)
 {
@@ -92,8 +92,8 @@ static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 fam
 		bpf_l4_csum_replace(ctx, off, 0, ports, udp);
 }
 
-/* The checksum of TCP and UDP at offset off, after addresses and ports have changed: what the
- * addresses alone add to it, and what both do. Pointers into the packet end here. */
+/* The checksum of TCP and UDP at offset off, after addresses and ports have changed: the change by
+ * the addresses alone, and by both. Pointers into the packet become invalid. */
 static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 family, __u32 proto,
 					 __u16 addresses, __u16 sum)
 {
@@ -113,7 +113,7 @@ static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 
 		*check = 0xffff;
 }
 
-/* The client's address becomes its virtual one, or that the client's. */
+/* Replaces the client's address by its virtual one, or the other way round. */
 static __noinline int px_rename(struct kerb_pkt *pkt, struct px_work *w)
 {
 	struct px_name *name = px_client_name(&w->flow, &w->made);
@@ -128,7 +128,7 @@ static __noinline int px_rename(struct kerb_pkt *pkt, struct px_work *w)
 		       : kerb_set_ip6_saddr(pkt, (void *)&name->other);
 }
 
-/* TCP and UDP, whole or a first fragment. */
+/* TCP and UDP, complete or a first fragment. */
 static __always_inline void px_translate_common(struct kerb_pkt *pkt, const struct px_session *s)
 {
 	__u32 *port = kerb_at(pkt, pkt->l4, sizeof(*port));

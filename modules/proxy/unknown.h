@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets to addresses that may be virtual and are not known: whole, to the control plane, which
- * asks and sends them again. */
+/* Packets to unknown addresses that may be virtual: they are passed completely to the control
+ * plane, which requests the address and sends them again. */
 #ifndef PX_UNKNOWN_H
 #define PX_UNKNOWN_H
 
@@ -30,8 +30,8 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 	return 0;
 }
 
-/* Whether the interface gave so many packets to the control plane lately, to this address or to
- * all, that it gets no more. */
+/* Whether the interface has recently sent so many packets to the control plane, for this address or
+ * for all, that further ones are not passed. */
 static __always_inline int px_request_limited(struct px_work *w)
 {
 	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;
@@ -66,8 +66,8 @@ static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct p
 	return 0;
 }
 
-/* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds
- * the frame. */
+/* Room in the ring buffer has a size that the verifier knows: the smallest of three that holds the
+ * frame. */
 #define PX_SEND(size)                                                                             \
 	do {                                                                                      \
 		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));         \
@@ -101,7 +101,7 @@ static __always_inline int px_send_address(const struct kerb_pkt *pkt, const str
 	return 0;
 }
 
-/* 0 if the control plane has got the packet. */
+/* Returns 0 if the control plane has received the packet. */
 static __always_inline int px_request_send(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	__u64 len = pkt->len;
@@ -119,8 +119,8 @@ static __always_inline int px_request_send(const struct kerb_pkt *pkt, struct px
 	return -1;
 }
 
-/* Whether the source is a virtual address, and not the sender's, as another proxy in front of this
- * one may have written it. */
+/* Whether the source is a virtual address that is not the sender's, as written by another proxy in
+ * front of this one, for example. */
 static __always_inline int px_is_spoofed(const struct px_flow *f)
 {
 	struct px_name *name;
