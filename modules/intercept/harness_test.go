@@ -70,19 +70,22 @@ func onHooks(t *testing.T, config string, test func(t *testing.T, k *kernel)) {
 	}
 }
 
-func load(t testing.TB, hook chain.Hook, direction chain.Direction, config string) *kernel {
+func load(t testing.TB, hook chain.Hook, direction chain.Direction, config string,
+	before ...dataplane.Module) *kernel {
 	t.Helper()
 	if hook == chain.TC {
-		return loadOn(t, chain.OnTCEgress, direction, config)
+		return loadOn(t, chain.OnTCEgress, direction, config, before...)
 	}
-	return loadOn(t, chain.OnXDP, direction, config)
+	return loadOn(t, chain.OnXDP, direction, config, before...)
 }
 
-func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config string) *kernel {
+// loadOn loads an intercept behind other modules.
+func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config string,
+	before ...dataplane.Module) *kernel {
 	t.Helper()
 	sdktest.NeedRoot(t)
 	f := compileConfig(t, config)
-	l, err := dataplane.Load(side, direction, module(t, f))
+	l, err := dataplane.Load(side, direction, append(before, module(t, f))...)
 	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	pages, err := f.mapPages(l.Maps["icpt"])
