@@ -50,8 +50,8 @@ func dial(path string) (int, error) {
 	return conn, nil
 }
 
-// hear receives a message and its descriptors; io.EOF when the connection has ended.
-func hear(conn, flags int) (message opened, fds []int, err error) {
+// receiveMessage receives a message and its descriptors; io.EOF when the connection has ended.
+func receiveMessage(conn, flags int) (message opened, fds []int, err error) {
 	line, control := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*descriptors))
 	n, m, _, _, err := unix.Recvmsg(conn, line, control, flags|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
@@ -77,7 +77,7 @@ func ask(conn int, class string, takeover bool) (opened, []int, error) {
 	if err := unix.Sendmsg(conn, line, nil, nil, unix.MSG_NOSIGNAL); err != nil {
 		return opened{}, nil, fmt.Errorf("open class %s: %w", class, err)
 	}
-	answer, fds, err := hear(conn, 0)
+	answer, fds, err := receiveMessage(conn, 0)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("open class %s: %w", class, err)

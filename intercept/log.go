@@ -44,7 +44,7 @@ func (r *Receiver) log(packets []Packet) {
 
 // recordLate records the state of the system, once per batch of packets: it takes microseconds.
 func (r *Receiver) recordLate(p *Packet, queued int) {
-	l, now := &r.state.Log, lookAt(r.schedstat)
+	l, now := &r.state.Log, readSchedstat(r.schedstat)
 	cpu := currentCPU()
 	waited := now.waited - r.before.waited
 	if r.before.waited == 0 { // not examined

@@ -140,7 +140,7 @@ func Open(module, class string, o Options) (*Receiver, error) {
 		goals{mode: o.Wait, reach: int64(o.Reach), patience: int64(o.Patience), awake: int64(o.Awake)}, threadStanding())}
 	r.schedstat, _ = os.Open("/proc/thread-self/schedstat")
 	r.setClock()
-	r.before = lookAt(r.schedstat)
+	r.before = readSchedstat(r.schedstat)
 	r.seen = r.now()
 	var err error
 	if o.IdlePoll && o.Wait != Spin {
@@ -283,17 +283,18 @@ func (r *Receiver) Release() {
 }
 
 func (r *Receiver) release() {
-	if !r.ring.moved() || !r.isTaken() {
+	if !r.ring.moved() || !r.isTakenOver() {
 		r.ring.release()
 	}
 }
 
-// isTaken reports whether the ring has become another program's, without taking the word off the connection.
-func (r *Receiver) isTaken() bool {
+// isTakenOver reports whether another program has taken over the ring, without reading the message about it from the
+// connection.
+func (r *Receiver) isTakenOver() bool {
 	if r.taken || r.conn < 0 {
 		return r.taken
 	}
-	message, fds, _ := hear(r.conn, unix.MSG_DONTWAIT|unix.MSG_PEEK)
+	message, fds, _ := receiveMessage(r.conn, unix.MSG_DONTWAIT|unix.MSG_PEEK)
 	closeAll(fds)
 	return message.Event == "taken"
 }
@@ -323,7 +324,7 @@ func (r *Receiver) await(until int64) (bool, error) {
 			return false, nil
 		}
 		if now >= r.attendAt {
-			if err := r.attend(now); err != nil {
+			if err := r.maintainConnection(now); err != nil {
 				return false, err
 			}
 		}
@@ -345,9 +346,9 @@ func (r *Receiver) await(until int64) (bool, error) {
 // examine this thread; how long it waited only where late packets are reported: that is as expensive as a packet.
 func (r *Receiver) look() look {
 	if r.state.Deadline == 0 {
-		return lookAt(nil)
+		return readSchedstat(nil)
 	}
-	return lookAt(r.schedstat)
+	return readSchedstat(r.schedstat)
 }
 
 // notice finds out whether others had the CPU: we were away for long, and not by ourselves.
@@ -395,7 +396,7 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 		if r.conn < 0 {
 			to = min(to, r.attendAt)
 		}
-		woken, err := r.doze(now, to)
+		woken, err := r.sleepUntilPacket(now, to)
 		if err != nil {
 			return err
 		}
@@ -409,8 +410,8 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 	return nil
 }
 
-// doze sleeps until a packet comes, and reports that, or a time.
-func (r *Receiver) doze(now, until int64) (bool, error) {
+// sleepUntilPacket sleeps until a packet arrives or the time is reached, and reports whether a packet has.
+func (r *Receiver) sleepUntilPacket(now, until int64) (bool, error) {
 	atomic.StoreUint32(&r.state.Waiting, 1) // a full barrier: the kernel delivers, then looks; we say, then look
 	defer atomic.StoreUint32(&r.state.Waiting, 0)
 	if r.ring.pending() {
@@ -435,8 +436,9 @@ func (r *Receiver) doze(now, until int64) (bool, error) {
 	return n > 0, nil
 }
 
-// attend looks after the connection: a new configuration, a restarted or removed module, a class taken over.
-func (r *Receiver) attend(now int64) error {
+// maintainConnection handles changes of the connection: a new configuration, a restarted or removed module, a class
+// taken over.
+func (r *Receiver) maintainConnection(now int64) error {
 	if r.taken {
 		return ErrTakenOver
 	}
@@ -447,7 +449,7 @@ func (r *Receiver) attend(now int64) error {
 		return nil
 	}
 	r.attendAt = now + int64(10*time.Millisecond)
-	message, fds, err := hear(r.conn, unix.MSG_DONTWAIT)
+	message, fds, err := receiveMessage(r.conn, unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 		return nil
 	}

@@ -38,14 +38,14 @@ func prepareThread(o *Options) error {
 			return fmt.Errorf("SCHED_FIFO %d: %w: it needs CAP_SYS_NICE or ulimit -r %d", o.FIFO, err, o.FIFO)
 		}
 	case !o.KeepPriority:
-		hurry()
+		raisePriority()
 	}
 	return nil
 }
 
-// hurry asks for nice -20 where this process may, and the shortest slices: such a thread preempts others as soon as it
-// wakes (Linux 6.12).
-func hurry() {
+// raisePriority requests nice -20 if this process may, and the shortest time slices: such a thread preempts others as
+// soon as it wakes (Linux 6.12).
+func raisePriority() {
 	a, err := unix.SchedGetAttr(0, 0)
 	if err != nil || a.Policy != unix.SCHED_NORMAL {
 		return
@@ -89,9 +89,9 @@ type look struct {
 	voluntary, involuntary int64
 }
 
-// lookAt reads the counters of the calling thread. schedstat is its /proc/thread-self/schedstat, opened once; nil
-// where the kernel has none: then waited is 0.
-func lookAt(schedstat *os.File) (l look) {
+// readSchedstat reads the counters of the calling thread. schedstat is its /proc/thread-self/schedstat, opened once;
+// nil if the kernel does not have it: then waited is 0.
+func readSchedstat(schedstat *os.File) (l look) {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_THREAD, &usage) == nil {
 		l.voluntary, l.involuntary = usage.Nvcsw, usage.Nivcsw

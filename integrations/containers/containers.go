@@ -59,7 +59,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 			return nil
 		}
 		f.applying.Lock()
-		f.say("NotConnected", fmt.Sprintf("%s: %v; services stay as they are", o.Runtime, err))
+		f.recordEvent("NotConnected", fmt.Sprintf("%s: %v; services stay as they are", o.Runtime, err))
 		f.applying.Unlock()
 		if time.Since(begun) > maxDelay {
 			delay = minDelay
@@ -99,8 +99,8 @@ func newFollower(o Options, log *slog.Logger, report func(reason, message string
 		known: map[string]container{}, heard: map[string]container{}, hooked: map[string]container{}}
 }
 
-// say is called with f.applying held.
-func (f *follower) say(reason, message string) {
+// recordEvent is called with f.applying held.
+func (f *follower) recordEvent(reason, message string) {
 	if said := [2]string{reason, message}; said != f.said {
 		f.said = said
 		f.report(reason, message)
@@ -125,7 +125,7 @@ func (f *follower) follow(ctx context.Context) error {
 	clear(f.heard)
 	f.mu.Unlock()
 	ids := make(chan string, mostKept)
-	go f.hear(ctx, events, ids) // the list may wait for a hook
+	go f.readEvents(ctx, events, ids) // the list may wait for a hook
 	if err := f.recall(ctx); err != nil {
 		return err
 	}
@@ -170,8 +170,8 @@ func (f *follower) recall(ctx context.Context) error {
 	return nil
 }
 
-// hear keeps names and labels of containers, also while sync waits for the runtime: that may wait for a hook.
-func (f *follower) hear(ctx context.Context, events <-chan event, ids chan<- string) {
+// readEvents stores names and labels of containers, also while sync waits for the runtime, which may wait for a hook.
+func (f *follower) readEvents(ctx context.Context, events <-chan event, ids chan<- string) {
 	defer close(ids)
 	for e := range events {
 		f.mu.Lock()
@@ -251,10 +251,10 @@ func (f *follower) converge(ctx context.Context) (refused, err error) {
 	}
 	if refused != nil {
 		f.there = nil
-		f.say("Refused", refused.Error())
+		f.recordEvent("Refused", refused.Error())
 		return refused, nil
 	}
-	f.say("", f.summary(services))
+	f.recordEvent("", f.summary(services))
 	return nil, nil
 }
 

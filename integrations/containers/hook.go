@@ -87,7 +87,7 @@ func (f *follower) start(ctx context.Context, s hook.Start) error {
 		}
 	}
 	c.State.Running, c.State.Pid, c.NetworkSettings.SandboxKey, c.hook = true, s.PID, s.Netns, true
-	c.began = beganOf(s.PID)
+	c.began = startTimeOf(s.PID)
 	f.mu.Lock()
 	delete(f.known, id) // of an earlier start
 	f.hooked[id] = c
@@ -166,15 +166,15 @@ func (f *follower) dropHooked() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, c := range f.hooked {
-		now := beganOf(c.State.Pid)
+		now := startTimeOf(c.State.Pid)
 		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) || c.began != "" && now != "" && now != c.began {
 			delete(f.hooked, id)
 		}
 	}
 }
 
-// beganOf returns when a process began, in ticks since boot, or "" if that cannot be read.
-func beganOf(pid int) string {
+// startTimeOf returns the start time of a process in ticks since boot, or "" if it cannot be read.
+func startTimeOf(pid int) string {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, after, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ") // a name may have spaces
 	if fields := strings.Fields(after); len(fields) > 19 {

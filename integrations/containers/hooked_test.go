@@ -11,9 +11,9 @@ import (
 
 // A container that a hook has reported is forgotten when its process has ended, even if another one has its PID.
 func TestReusedPID(t *testing.T) {
-	own := beganOf(os.Getpid())
-	if own == "" || own == beganOf(1) {
-		t.Fatalf("this process began at %q, and process 1 at %q", own, beganOf(1))
+	own := startTimeOf(os.Getpid())
+	if own == "" || own == startTimeOf(1) {
+		t.Fatalf("this process began at %q, and process 1 at %q", own, startTimeOf(1))
 	}
 	with := func(pid int, began string) container {
 		c := container{began: began}
@@ -21,7 +21,7 @@ func TestReusedPID(t *testing.T) {
 		return c
 	}
 	f := &follower{hooked: map[string]container{"runs": with(os.Getpid(), own), "unknown": with(os.Getpid(), ""),
-		"reused": with(os.Getpid(), beganOf(1)), "ended": with(1<<22+1, "5")}}
+		"reused": with(os.Getpid(), startTimeOf(1)), "ended": with(1<<22+1, "5")}}
 	f.dropHooked()
 	if got := slices.Sorted(maps.Keys(f.hooked)); !slices.Equal(got, []string{"runs", "unknown"}) {
 		t.Errorf("left: %v", got)

@@ -135,8 +135,8 @@ func (l *Listener) dropPorts(ctx context.Context) error {
 	return errors.Join(err, l.deletePorts(ctx, refs))
 }
 
-// dropPlane removes the modules of a time when Kerb was the network manager: NetManager translates virtual addresses.
-func (l *Listener) dropPlane(ctx context.Context) error {
+// deletePlane removes the modules of a time when Kerb was the network manager: NetManager translates virtual addresses.
+func (l *Listener) deletePlane(ctx context.Context) error {
 	all, err := l.agent.modules(ctx)
 	var refs []ref
 	for _, m := range all {

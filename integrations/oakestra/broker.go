@@ -63,7 +63,7 @@ func (o Options) withNetcfg() (Options, error) {
 	var n netcfg
 	var t tuncfg
 	file, tunnel := filepath.Join(o.NetManager, "netcfg.json"), filepath.Join(o.NetManager, "tuncfg.json")
-	err := errors.Join(readIfThere(file, &n), readIfThere(tunnel, &t))
+	err := errors.Join(readIfExists(file, &n), readIfExists(tunnel, &t))
 	if err != nil {
 		return o, err
 	}
@@ -98,8 +98,8 @@ func (o Options) withNetcfg() (Options, error) {
 	return o, nil
 }
 
-// readIfThere decodes a file, if there is one.
-func readIfThere(path string, v any) error {
+// readIfExists decodes a file, if there is one.
+func readIfExists(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -16,7 +16,7 @@ type packetCount struct {
 // getCounts answers with packets by interface, of all protocols together.
 func (l *Listener) getCounts(w http.ResponseWriter, r *http.Request, m module) {
 	if m.Name != "packetCounter" {
-		l.passOn(w, r, m)
+		l.forwardToModule(w, r, m)
 		return
 	}
 	counts, err := l.counts(r.Context(), resourceOf(m.ID))

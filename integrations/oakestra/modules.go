@@ -40,7 +40,7 @@ func (l *Listener) addModuleRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /ebpf/{id}/alive", l.byID(l.alive))
 	mux.HandleFunc("GET /ebpf/{id}/counts", l.byID(l.getCounts))
 	mux.HandleFunc("POST /ebpf/{id}/rule", l.byID(l.addRule))
-	mux.HandleFunc("/ebpf/{id}/{path...}", l.byID(l.passOn))
+	mux.HandleFunc("/ebpf/{id}/{path...}", l.byID(l.forwardToModule))
 }
 
 // writeJSON answers as Oakestra does: 200, and no line break at the end.
@@ -383,7 +383,7 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 	return l.save()
 }
 
-// passOn hands a request to what the module itself offers.
-func (l *Listener) passOn(w http.ResponseWriter, r *http.Request, m module) {
+// forwardToModule hands a request to what the module itself offers.
+func (l *Listener) forwardToModule(w http.ResponseWriter, r *http.Request, m module) {
 	l.agent.serve(w, r, resourceOf(m.ID), r.PathValue("path"))
 }

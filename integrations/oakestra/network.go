@@ -234,13 +234,13 @@ func (n *network) setUpInner(ns netns.NsHandle, number int) error {
 			return err
 		}
 	}
-	if err := errors.Join(upIfThere(h, "lo"), h.LinkSetUp(link)); err != nil {
+	if err := errors.Join(setUpIfExists(h, "lo"), h.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("%s in the service: %w", innerName, err)
 	}
 	return n.addRoutes(h, link)
 }
 
-func upIfThere(h *netlink.Handle, name string) error {
+func setUpIfExists(h *netlink.Handle, name string) error {
 	link, err := h.LinkByName(name)
 	if err != nil {
 		return err

@@ -157,7 +157,7 @@ func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
 	}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for !l.proxyHas(ctx, i) {
+	for !l.proxyKnows(ctx, i) {
 		select {
 		case <-ctx.Done():
 			return
@@ -166,8 +166,8 @@ func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
 	}
 }
 
-// proxyHas reports whether the proxy has the service with the addresses of an instance of it.
-func (l *Listener) proxyHas(ctx context.Context, i hostedInstance) bool {
+// proxyKnows reports whether the proxy has the service with the addresses of an instance of it.
+func (l *Listener) proxyKnows(ctx context.Context, i hostedInstance) bool {
 	s, err := l.agent.virtualService(ctx, recordPrefix+i.app)
 	if err != nil || s.Status == nil || !slices.Contains(s.Status.Modules, proxyResource) {
 		return false

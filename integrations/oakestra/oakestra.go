@@ -138,7 +138,7 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 		return nil, err
 	}
 	if o.Alongside != "" {
-		return l, l.dropPlane(ctx)
+		return l, l.deletePlane(ctx)
 	}
 	if err := l.dropPorts(ctx); err != nil {
 		return nil, err

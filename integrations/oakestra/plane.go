@@ -143,7 +143,7 @@ func (l *Listener) awaitChains(ctx context.Context, s *session) {
 		}
 		select {
 		case <-ctx.Done():
-			l.warnOfChains(ctx, problem)
+			l.warnEarlyAnswer(ctx, problem)
 			return
 		case <-latest:
 			if !s.connected() {
@@ -154,8 +154,8 @@ func (l *Listener) awaitChains(ctx context.Context, s *session) {
 	}
 }
 
-// warnOfChains logs that a registration is answered too early, unless the client waits no longer.
-func (l *Listener) warnOfChains(ctx context.Context, problem error) {
+// warnEarlyAnswer logs that a registration is answered too early, unless the client has stopped waiting.
+func (l *Listener) warnEarlyAnswer(ctx context.Context, problem error) {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 	case problem != nil:

@@ -58,7 +58,7 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	var s *session
 	err := in.check()
 	if err == nil {
-		s, err = l.enlist(r.Context(), in)
+		s, err = l.enroll(r.Context(), in)
 	}
 	if err != nil {
 		fail(w, "register", err)
@@ -75,9 +75,9 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	l.awaitChains(ctx, s)
 }
 
-// enlist takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
+// enroll takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
 // services of the old id are released, and the cluster assigns a new subnet. It returns the session of the worker.
-func (l *Listener) enlist(ctx context.Context, in registration) (*session, error) {
+func (l *Listener) enroll(ctx context.Context, in registration) (*session, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if in.ClientID == l.state.Worker && in.ClusterAddress == l.state.Cluster {
@@ -146,9 +146,9 @@ func (l *Listener) join() {
 	o.onJob = func(j job) {
 		j.worker = worker
 		l.jobs.add(j, l.log)
-		l.lookNow()
+		l.wakeFollow()
 	}
-	o.onConnect, o.onReady = l.jobs.doubt, l.lookNow
+	o.onConnect, o.onReady = l.jobs.doubt, l.wakeFollow
 	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
 	var own []hostedInstance
 	for _, s := range l.state.Services {
@@ -184,11 +184,11 @@ func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
 	}
 	l.log.Info("the cluster has assigned a subnet", "worker", worker, "subnet", four, "subnet6", six)
 	close(l.subnet)
-	l.lookNow()
+	l.wakeFollow()
 }
 
-// lookNow wakes follow.
-func (l *Listener) lookNow() {
+// wakeFollow wakes follow.
+func (l *Listener) wakeFollow() {
 	select {
 	case l.look <- struct{}{}:
 	default:

@@ -39,7 +39,7 @@ type rule struct {
 // to the module's own API.
 func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
 	if m.Name != "firewall" {
-		l.passOn(w, r, m)
+		l.forwardToModule(w, r, m)
 		return
 	}
 	var in rule

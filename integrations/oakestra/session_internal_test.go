@@ -107,7 +107,7 @@ func (m *member) start(file string) {
 
 func (m *member) register(id string) {
 	m.Helper()
-	if _, err := m.l.enlist(m.Context(), registration{ClientID: id, ClusterAddress: "127.0.0.1"}); err != nil {
+	if _, err := m.l.enroll(m.Context(), registration{ClientID: id, ClusterAddress: "127.0.0.1"}); err != nil {
 		m.Fatal(err)
 	}
 	if err := m.l.awaitSubnet(m.Context()); err != nil {
@@ -188,7 +188,7 @@ func TestSubnetIsAskedForOnce(t *testing.T) {
 func TestBrokerIsNotThereAtTheRegistration(t *testing.T) {
 	m := newMember(t)
 	m.broker.Stop()
-	if _, err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+	if _, err := m.l.enroll(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the condition", func() bool {
@@ -213,7 +213,7 @@ func TestSecureBroker(t *testing.T) {
 	}
 	m.l.options.Broker = Broker{Port: secure.Port, CA: secure.CA, Certificate: secure.Certificate, Key: secure.Key,
 		Username: secure.Username, PasswordFile: password}
-	if _, err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+	if _, err := m.l.enroll(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the wrong password is refused", func() bool {
@@ -232,7 +232,7 @@ func TestSecureBroker(t *testing.T) {
 func TestNoSubnetLeft(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Exhaust(true)
-	if _, err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+	if _, err := m.l.enroll(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the condition", func() bool { reason, _ := m.l.describe(); return reason == "NoSubnet" })
@@ -331,7 +331,7 @@ func TestHostileMessagesOfTheBroker(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
 	m.cluster.Exhaust(true)
-	if _, err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+	if _, err := m.l.enroll(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "a connection", func() bool { return m.count(topicSubnet) > 0 })

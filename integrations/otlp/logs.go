@@ -46,21 +46,21 @@ func follow(ctx context.Context, agent *client.Client, to otellog.Logger, interv
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for failed := false; ; {
-		err := f.look(ctx, interval)
+		err := f.poll(ctx, interval)
 		if err != nil && !failed {
 			log.Warn("the agent sends nothing; trying again", "error", err)
 		}
 		failed = err != nil
 		select {
 		case <-ctx.Done():
-			_ = f.look(context.WithoutCancel(ctx), lastExport)
+			_ = f.poll(context.WithoutCancel(ctx), lastExport)
 			return
 		case <-tick.C:
 		}
 	}
 }
 
-func (f *follower) look(ctx context.Context, limit time.Duration) error {
+func (f *follower) poll(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	var changes []v1.ChangeRecord

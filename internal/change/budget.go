@@ -58,7 +58,7 @@ func (k kernel) compareCosts(before map[string]*deploy.Module, t target) (out []
 		c := v1.CostChange{Module: name, After: costOf(k.Bound, d)}
 		k.Close() // only one module's maps exist at a time
 		if was != nil && was.Err == nil {
-			b := alone(k.Dataplane, was)
+			b := bindAlone(k.Dataplane, was)
 			c.Before = costOf(b, was)
 			b.Close()
 		}
@@ -78,8 +78,8 @@ func costOf(b *dataplane.Bound, d *deploy.Module) *v1.Cost {
 	return apply.Measured{Cost: cost, At: time.Now(), Err: err}.View()
 }
 
-// alone returns the data plane with this module only. It needs neither the control plane nor a lock.
-func alone(dp *dataplane.Dataplane, d *deploy.Module) *dataplane.Bound {
+// bindAlone returns the data plane with this module only. It needs neither the control plane nor a lock.
+func bindAlone(dp *dataplane.Dataplane, d *deploy.Module) *dataplane.Bound {
 	return dp.Bind(map[string]dataplane.Module{d.Name(): d.Dataplane})
 }
 
@@ -96,7 +96,7 @@ func (p *Pipeline) candidates() (out []apply.Candidate) {
 		}
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			b := alone(p.Dataplane, d)
+			b := bindAlone(p.Dataplane, d)
 			b.Background = true
 			defer b.Close()
 			return b.Measure(name, d.AttachedHooks()...)

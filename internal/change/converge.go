@@ -102,9 +102,9 @@ func (p *Pipeline) observeKernel() (chain.State, error) {
 	return state, nil
 }
 
-// look is observeKernel for status and metrics. The caller must not hold the agent's lock. When a change takes longer
-// than patience, as it may while it waits for a control plane, it returns the last observed state.
-func (p *Pipeline) look(patience time.Duration) (chain.State, error) {
+// observeCached is observeKernel for status and metrics. The caller must not hold the agent's lock. When a change takes
+// longer than patience, as it may while it waits for a control plane, it returns the last observed state.
+func (p *Pipeline) observeCached(patience time.Duration) (chain.State, error) {
 	const step = 5 * time.Millisecond
 	for waited := time.Duration(0); !p.Exclusive.TryLock(); waited += step {
 		if seen := p.Seen.Load(); seen != nil && waited >= patience {

@@ -54,7 +54,7 @@ func New(views *view.Views) *Pipeline {
 	p := &Pipeline{Views: views, wake: make(chan struct{}, 1), converged: make(chan struct{}, 1),
 		selected: make(chan struct{}, 1), reconciled: make(chan struct{})}
 	p.tracer = &Tracer{Pipeline: p}
-	views.Look = p.look
+	views.Look = p.observeCached
 	return p
 }
 

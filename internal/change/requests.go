@@ -98,7 +98,7 @@ func (s *Requests) Apply(ctx context.Context, r resource.Request) (v1.ApplyResul
 		return q.result, q.err
 	}
 	q.err, q.done = errors.New("the agent failed to execute the change"), make(chan struct{})
-	s.lookAhead(q.Resources)
+	s.prefetchServices(q.Resources)
 	if s.add(q) {
 		s.applyGroup()
 	}
@@ -113,8 +113,8 @@ func (s *Requests) executeAlone(q *grouped) {
 	s.journal.record(q)
 }
 
-// lookAhead looks up services that a request creates or moves, while other requests may be executed.
-func (s *Requests) lookAhead(all []resource.Object) {
+// prefetchServices looks up services that a request creates or moves, while other requests may be executed.
+func (s *Requests) prefetchServices(all []resource.Object) {
 	specs := map[string]v1.ServiceSpec{}
 	s.Lock.Lock()
 	for _, next := range resource.Service.Of(all) {
@@ -124,7 +124,7 @@ func (s *Requests) lookAhead(all []resource.Object) {
 		}
 	}
 	s.Lock.Unlock()
-	s.Observer.LookAhead(specs)
+	s.Observer.Prefetch(specs)
 }
 
 // applyGroup waits for its turn and executes all requests that have arrived until then. Those that cannot be executed

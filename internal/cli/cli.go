@@ -99,7 +99,7 @@ func (a *app) execute(root *cobra.Command) int {
 	switch {
 	case err == nil:
 		return ExitOK
-	case nobodyReads(err):
+	case isClosedPipe(err):
 		return ExitFailure
 	}
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
@@ -134,8 +134,8 @@ func (h *hangup) does(action func()) {
 	})
 }
 
-// nobodyReads is for output into a pipe whose reader has seen enough.
-func nobodyReads(err error) bool {
+// isClosedPipe reports whether output failed because its reader has closed the pipe.
+func isClosedPipe(err error) bool {
 	at, ok := errors.AsType[*fs.PathError](err)
 	return ok && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
@@ -294,17 +294,17 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
-// ranError is an error of a command that has run: not one of usage, unless it says so.
-type ranError struct{ error }
+// runError is an error of a command that has run: not a usage error, unless it wraps one.
+type runError struct{ error }
 
-func (e *ranError) Unwrap() error { return e.error }
+func (e *runError) Unwrap() error { return e.error }
 
 // finish marks errors of all commands, so that what is left is cobra's own: wrong flags and arguments.
 func finish(cmd *cobra.Command) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			if err := run(cmd, args); err != nil {
-				return &ranError{err}
+				return &runError{err}
 			}
 			return nil
 		}
@@ -317,7 +317,7 @@ func finish(cmd *cobra.Command) {
 // exitCode is the one place that maps errors to exit codes.
 func exitCode(err error) int {
 	switch {
-	case !errors.As(err, new(*ranError)), errors.As(err, new(*usageError)), errors.As(err, new(*apierrors.Invalid)):
+	case !errors.As(err, new(*runError)), errors.As(err, new(*usageError)), errors.As(err, new(*apierrors.Invalid)):
 		return ExitUsage
 	case errors.As(err, new(*apierrors.NotFound)):
 		return ExitNotFound
@@ -342,7 +342,7 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintln(w, "kerb:", strings.TrimSuffix(line, "\n"))
 	}
 	switch {
-	case !errors.As(err, new(*ranError)), errors.As(err, new(*usageError)):
+	case !errors.As(err, new(*runError)), errors.As(err, new(*usageError)):
 		fmt.Fprintf(w, "Run %q for usage.\n", cmd.CommandPath()+" --help")
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)

@@ -187,14 +187,14 @@ func TestExitCodes(t *testing.T) {
 		want int
 	}{
 		{fmt.Errorf("unknown flag"), ExitUsage},
-		{&ranError{fmt.Errorf("file: %w", &apierrors.Invalid{Reason: "x"})}, ExitUsage},
-		{&ranError{&apierrors.NotFound{Kind: "Module", Name: "x"}}, ExitNotFound},
-		{&ranError{&unreachableError{"s", io.EOF}}, ExitUnreachable},
-		{&ranError{&apierrors.Conflict{}}, ExitConflict},
-		{&ranError{&apierrors.Rejected{}}, ExitConflict},
-		{&ranError{&apierrors.ReadOnly{}}, ExitFailure},
-		{&ranError{&apierrors.Unavailable{}}, ExitFailure},
-		{&ranError{io.EOF}, ExitFailure},
+		{&runError{fmt.Errorf("file: %w", &apierrors.Invalid{Reason: "x"})}, ExitUsage},
+		{&runError{&apierrors.NotFound{Kind: "Module", Name: "x"}}, ExitNotFound},
+		{&runError{&unreachableError{"s", io.EOF}}, ExitUnreachable},
+		{&runError{&apierrors.Conflict{}}, ExitConflict},
+		{&runError{&apierrors.Rejected{}}, ExitConflict},
+		{&runError{&apierrors.ReadOnly{}}, ExitFailure},
+		{&runError{&apierrors.Unavailable{}}, ExitFailure},
+		{&runError{io.EOF}, ExitFailure},
 	} {
 		if got := exitCode(c.err); got != c.want {
 			t.Errorf("%#v: %d, want %d", c.err, got, c.want)
@@ -215,7 +215,7 @@ func TestNobodyReads(t *testing.T) {
 		}
 		out := os.NewFile(uintptr(fd), name)
 		r.Close()
-		if _, err := fmt.Fprintln(out, "text"); nobodyReads(err) != want {
+		if _, err := fmt.Fprintln(out, "text"); isClosedPipe(err) != want {
 			t.Errorf("%s: %v", name, err)
 		}
 		w.Close()

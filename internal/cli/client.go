@@ -37,7 +37,7 @@ func (e *unreachableError) Error() string {
 		return fmt.Sprintf("no agent answers on %s: %v%s", e.socket, e.cause, remedy(e.cause))
 	}
 	if errors.Is(e.cause, fs.ErrPermission) {
-		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoin(e.socket))
+		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoinGroup(e.socket))
 	}
 	return fmt.Sprintf("no agent answers on %s: start it with %q, or %q as root (%v)", e.socket, "systemctl start kerb",
 		"kerb agent", e.cause)
@@ -58,8 +58,8 @@ func remedy(err error) string {
 	return ""
 }
 
-// orJoin names the group that may use a socket, if there is one alongside root's.
-func orJoin(socket string) string {
+// orJoinGroup suggests the group that may use a socket, if it is another one than root.
+func orJoinGroup(socket string) string {
 	info, err := os.Stat(socket)
 	if err != nil {
 		return ""
@@ -181,7 +181,7 @@ func (a *app) read(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
-	return understand(data, v)
+	return decodeAnswer(data, v)
 }
 
 // eachLine passes on the values of a stream, one after the other, until it ends.
@@ -219,7 +219,7 @@ func (a *app) send(ctx context.Context, method, path string, body, v any) error 
 	if data, err = a.call(ctx, method, path, data); err != nil {
 		return err
 	}
-	return understand(data, v)
+	return decodeAnswer(data, v)
 }
 
 // change makes a request that changes something.
@@ -245,7 +245,7 @@ func (a *app) changeAndPrint(cmd *cobra.Command, method, path string, dryRun boo
 	return a.printResult(cmd, result)
 }
 
-func understand(data []byte, v any) error {
+func decodeAnswer(data []byte, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
 		return fmt.Errorf("unexpected response from the agent (is it a different version?): %w", err)
 	}

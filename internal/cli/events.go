@@ -66,7 +66,7 @@ func (a *app) printEvents(w, notes io.Writer, body io.Reader) error {
 		case a.output != "table":
 			return json.NewEncoder(w).Encode(e)
 		}
-		_, err = fmt.Fprintf(visible{coloured(w)}, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e),
+		_, err = fmt.Fprintf(visible{coloured(w)}, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), eventDetail(e),
 			oneLine(e.Message))
 		return err
 	})
@@ -76,7 +76,7 @@ func eventOf(e v1alpha1.Event) string {
 	return strings.TrimSuffix(strings.ToLower(e.Kind)+"/"+e.Name, "/")
 }
 
-func whatOf(e v1alpha1.Event) string {
+func eventDetail(e v1alpha1.Event) string {
 	if e.Count > 1 {
 		return fmt.Sprintf("%s %s, %d times", e.Type, e.Reason, e.Count)
 	}

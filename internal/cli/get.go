@@ -148,7 +148,7 @@ func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error
 			return err
 		}
 		if !bytes.Equal(last, text.Bytes()) {
-			if err := showAgain(w, text.Bytes(), a.output); err != nil {
+			if err := showUpdate(w, text.Bytes(), a.output); err != nil {
 				return err
 			}
 			last = bytes.Clone(text.Bytes())
@@ -161,9 +161,9 @@ func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error
 	}
 }
 
-// showAgain prints what has changed: as the next document in YAML, in the place of the text before on a terminal, and
-// below it elsewhere.
-func showAgain(w io.Writer, text []byte, output string) error {
+// showUpdate prints changed text: as the next document in YAML, in place of the previous text on a terminal, and below
+// it elsewhere.
+func showUpdate(w io.Writer, text []byte, output string) error {
 	switch {
 	case output == "yaml":
 		fmt.Fprintln(w, "---")

@@ -35,7 +35,7 @@ func kindOf(of resource.Kind) kind {
 	k.narrow, k.wide = of.Header()
 	k.decode = func(data []byte) (any, error) {
 		o := of.New()
-		return o, understand(data, o)
+		return o, decodeAnswer(data, o)
 	}
 	k.id = func(v any) string { return v.(resource.Object).Meta().Name }
 	k.row = func(v any) (narrow, wide []any) { return of.Row(v.(resource.Object)) }
@@ -53,7 +53,7 @@ func viewOf[T any](noun string, header []any, row func(T) []any, describe func(i
 		narrow: header,
 		decode: func(data []byte) (any, error) {
 			var v T
-			return v, understand(data, &v)
+			return v, decodeAnswer(data, &v)
 		},
 		id:       func(v any) string { return fmt.Sprint(row(v.(T))[0]) },
 		row:      func(v any) (narrow, wide []any) { return row(v.(T)), nil },

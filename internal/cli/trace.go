@@ -174,7 +174,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	lines := bufio.NewScanner(body)
 	for lines.Scan() {
 		var line v1alpha1.TraceLine
-		if err := understand(lines.Bytes(), &line); err != nil {
+		if err := decodeAnswer(lines.Bytes(), &line); err != nil {
 			return err
 		}
 		if line.Error != "" {

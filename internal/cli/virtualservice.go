@@ -31,7 +31,7 @@ func describeVirtualService(w io.Writer, s v1alpha1.VirtualService) {
 		own[i.Name] = i
 	}
 	for _, i := range status.Instances {
-		field(w, "Instance", i.Name+": "+whereabouts(i, own[i.Name]))
+		field(w, "Instance", i.Name+": "+instanceLocation(i, own[i.Name]))
 	}
 }
 
@@ -64,7 +64,7 @@ func excludedText(p v1alpha1.ExcludedPort) string {
 	return fmt.Sprintf("%s %d %s", protocol, p.Port, how)
 }
 
-func whereabouts(i v1alpha1.VirtualInstanceStatus, own v1alpha1.VirtualInstance) string {
+func instanceLocation(i v1alpha1.VirtualInstanceStatus, own v1alpha1.VirtualInstance) string {
 	parts := []string{strings.Join(i.Addresses, ", ")}
 	if i.Reason != "" {
 		parts[0] = i.Reason

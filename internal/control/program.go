@@ -142,7 +142,7 @@ func (m *Manager) launch(l launch) (*process, error) {
 		return nil, err
 	}
 	l.spec.Read = append(l.spec.Read, "/sys/devices/system/cpu") // the number of CPUs is the length of per-CPU values
-	group, err := m.enclose(&l.spec)
+	group, err := m.createGroup(&l.spec)
 	if err != nil {
 		return nil, err
 	}
@@ -153,8 +153,8 @@ func (m *Manager) launch(l launch) (*process, error) {
 	return started, err
 }
 
-// enclose creates the cgroup of a process; nil if none is delegated to the agent.
-func (m *Manager) enclose(spec *sandbox.Spec) (*group, error) {
+// createGroup creates the cgroup of a process; nil if none is delegated to the agent.
+func (m *Manager) createGroup(spec *sandbox.Spec) (*group, error) {
 	if m.cgroups == nil || spec.Memory <= 0 {
 		return nil, nil
 	}

@@ -180,8 +180,8 @@ func (p *Supervisor) Close() {
 	p.keeping.Wait()
 }
 
-// Rest suspends the control plane until Resume, and returns when it has ended. What it worked on is kept.
-func (p *Supervisor) Rest() {
+// Suspend suspends the control plane until Resume, and returns when it has ended. What it worked on is kept.
+func (p *Supervisor) Suspend() {
 	p.mu.Lock()
 	if !isClosed(p.rest) {
 		close(p.rest)
@@ -213,8 +213,8 @@ func (p *Supervisor) Resume() {
 	}
 }
 
-// turns returns channels that are closed when the control plane is to be suspended, and when it is to continue.
-func (p *Supervisor) turns() (rest, resume <-chan struct{}) {
+// suspension returns channels that are closed when the control plane is to be suspended, and when it is to continue.
+func (p *Supervisor) suspension() (rest, resume <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.rest, p.resume
@@ -244,7 +244,7 @@ func (p *Supervisor) supervise() {
 	}
 	pause := firstPause
 	for {
-		rest, resume := p.turns()
+		rest, resume := p.suspension()
 		select {
 		case <-p.closing:
 			return
@@ -286,7 +286,7 @@ func (p *Supervisor) live(rest <-chan struct{}) error {
 		return err
 	}
 	p.mu.Lock()
-	if isClosed(rest) { // Rest has seen that there is none
+	if isClosed(rest) { // Suspend has seen that there is none
 		p.mu.Unlock()
 		r.process.end(resting)
 		<-r.ended

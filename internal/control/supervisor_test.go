@@ -299,8 +299,8 @@ func TestRest(t *testing.T) {
 		if s := p.State(); !s.Started || !s.Running || p.now() == nil {
 			t.Errorf("at first: %+v", s)
 		}
-		p.Rest()
-		p.Rest()
+		p.Suspend()
+		p.Suspend()
 		time.Sleep(time.Minute)
 		if s := p.State(); s.Running || s.Started || s.Restarts != 0 || s.Reason != resting || p.now() != nil {
 			t.Errorf("at rest: %+v", s)
@@ -311,7 +311,7 @@ func TestRest(t *testing.T) {
 		if s := p.State(); !s.Started || !s.Running || s.Restarts != 0 {
 			t.Errorf("afterwards: %+v", s)
 		}
-		p.Rest()
+		p.Suspend()
 		p.Close()
 		if got := h.called(); !slices.Equal(got, []string{"start", "start"}) {
 			t.Errorf("calls: %v", got)

@@ -37,15 +37,15 @@ type Options struct {
 // different hooks of interfaces. Hooks of sockets are changed sequentially: those of all cgroups share the guard, the
 // switch of their module, and the state of draining modules.
 type Dataplane struct {
-	opts   Options
-	layout layout
-	tcx    bool
-	leaves map[string]time.Time // draining chains on sockets by directory, with the time when draining began
-	links  knownLinks
-	counts countReader
-	tracer *tracer // of the sessions of traces that run
-	grace  *grace  // since the last change of values; nil: a killed agent may have changed values just before
-	meter  meter
+	opts     Options
+	layout   layout
+	tcx      bool
+	draining map[string]time.Time // draining chains on sockets by directory, with the time when draining began
+	links    knownLinks
+	counts   countReader
+	tracer   *tracer // of the sessions of traces that run
+	grace    *grace  // since the last change of values; nil: a killed agent may have changed values just before
+	meter    meter
 
 	mayExpedite atomic.Bool
 	expediting  expediting
@@ -61,7 +61,7 @@ func (d *Dataplane) Close() {
 
 // Open prepares the directory of pins, and removes what a killed agent had built partly.
 func Open(opts Options) (*Dataplane, error) {
-	d := &Dataplane{opts: opts, layout: layout{opts.Root}, leaves: map[string]time.Time{}}
+	d := &Dataplane{opts: opts, layout: layout{opts.Root}, draining: map[string]time.Time{}}
 	if err := checkBPFFS(opts.Root); err != nil {
 		return nil, err
 	}

@@ -61,7 +61,7 @@ func (s *sockets) drain() (left int, err error) {
 		if _, err := prog.Run(&ebpf.RunOptions{}); err != nil {
 			return 0, fmt.Errorf("find sockets that can be released: %w", err)
 		}
-		gone, err := s.letGo()
+		gone, err := s.releaseFound()
 		if err != nil {
 			return 0, err
 		}
@@ -71,8 +71,8 @@ func (s *sockets) drain() (left int, err error) {
 	}
 }
 
-// letGo removes the sockets that the programs drain and age have found.
-func (s *sockets) letGo() (gone int, err error) {
+// releaseFound removes the sockets that the programs drain and age have found.
+func (s *sockets) releaseFound() (gone int, err error) {
 	var key []byte
 	for s.maps[drainedMap].NextKey(nil, &key) == nil {
 		for _, m := range []*ebpf.Map{s.maps[socketsPin], s.maps[drainedMap]} { // sockets in drained may be in both
@@ -87,9 +87,9 @@ func (s *sockets) letGo() (gone int, err error) {
 	return gone, nil
 }
 
-// leaveTime is how long a detached module waits for its sockets. Those that still hold bytes then keep the kernel's
+// drainTimeout is how long a detached module waits for its sockets. Those that still hold bytes then keep the kernel's
 // part of the module until they are closed, and are plain TCP otherwise. Tests shorten it.
-var leaveTime = 10 * time.Second
+var drainTimeout = 10 * time.Second
 
 // release releases a chain's sockets, unless another chain has the same ones. For up to leaveTime it fails with a
 // *chain.DrainingError.
@@ -108,15 +108,15 @@ func (d onSockets) release(c chain.Pinned) error {
 	if err != nil {
 		return err
 	}
-	since, known := d.leaves[dir]
+	since, known := d.draining[dir]
 	if !known {
 		since = time.Now()
-		d.leaves[dir] = since
+		d.draining[dir] = since
 	}
-	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < leaveTime {
+	if left > 0 && s.progs[drainPin] != nil && time.Since(since) < drainTimeout {
 		return &chain.DrainingError{Modules: c.Spec.Members, Left: left}
 	}
-	delete(d.leaves, dir)
+	delete(d.draining, dir)
 	return nil
 }
 
@@ -168,8 +168,8 @@ func (d *Dataplane) drainAll() error {
 	return errors.Join(errs...)
 }
 
-// leaving reports whether the maps of a map set belong to a module that is releasing its sockets.
-func leaving(maps map[string]*ebpf.Map) bool {
+// isDraining reports whether the maps of a map set belong to a module that is releasing its sockets.
+func isDraining(maps map[string]*ebpf.Map) bool {
 	return (&sockets{maps: maps}).isOff()
 }
 

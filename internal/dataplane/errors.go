@@ -49,8 +49,8 @@ func (e *LabelsError) Error() string {
 		"hook: tc, or remove modules from the chain", e.Module)
 }
 
-// plainWords explain the verifier's most frequent messages. The first match is used.
-var plainWords = []struct {
+// explanations explain the verifier's most frequent messages. The first match is used.
+var explanations = []struct {
 	pattern *regexp.Regexp
 	plain   string
 }{
@@ -121,7 +121,7 @@ func plain(log []string) string {
 		}
 	}
 	text := last
-	for _, w := range plainWords {
+	for _, w := range explanations {
 		if w.pattern.MatchString(last) {
 			text = w.plain + " (" + last + ")"
 			break

@@ -13,9 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// standsAlone reports whether a function takes only numbers and the hook's context. Such a function may stay global:
-// the verifier then checks it separately and only once, which keeps large modules within its limits.
-func standsAlone(fn *btf.Func) bool {
+// isSelfContained reports whether a function takes only numbers and the hook's context. Such a function may stay
+// global: the verifier then checks it separately and only once, which keeps large modules within its limits.
+func isSelfContained(fn *btf.Func) bool {
 	proto, ok := fn.Type.(*btf.FuncProto)
 	if !ok {
 		return false
@@ -53,9 +53,9 @@ func isContext(t btf.Type) bool {
 
 const linux6_13 = 6<<16 | 13<<8
 
-// seesMoves reports whether the running kernel's verifier knows which global functions move packet data with other
-// helpers.
-var seesMoves = sync.OnceValue(func() bool {
+// verifierTracksMoves reports whether the running kernel's verifier knows which global functions move packet data with
+// other helpers.
+var verifierTracksMoves = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= linux6_13
 })
@@ -68,11 +68,11 @@ var movingHelpers = []asm.BuiltinFunc{
 	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
 }
 
-// unseenMoves returns the functions of an object that move packet data by calls which the running kernel's verifier
+// untrackedMoves returns the functions of an object that move packet data by calls which the running kernel's verifier
 // does not recognize.
-func unseenMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
+func untrackedMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
 	moves := map[string]bool{}
-	if !seesMoves() {
+	if !verifierTracksMoves() {
 		moves = callersOf(code, func(ins *asm.Instruction) bool {
 			return ins.IsBuiltinCall() && slices.Contains(movingHelpers, asm.BuiltinFunc(ins.Constant))
 		})
@@ -122,11 +122,11 @@ func (l *linker) fence(code asm.Instructions, entry string, g *mapSet) (out asm.
 	if g == nil || g.BuiltIn {
 		return nil
 	}
-	moves, fenced := unseenMoves(code, l.spec.Side.Hook()), map[string]string{}
+	moves, fenced := untrackedMoves(code, l.spec.Side.Hook()), map[string]string{}
 	for i := range code {
 		fn := btf.FuncMetadata(&code[i])
 		name := code[i].Symbol()
-		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && standsAlone(fn) &&
+		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && isSelfContained(fn) &&
 			contextOf(fn) >= 0 { // without a context it cannot reach the packet
 			fenced[name] = name + "_fenced"
 			out = append(out, l.fenced(fn, name, fenced[name])...)

@@ -69,9 +69,9 @@ func TestDynptrOfRing(t *testing.T) {
 
 // Static functions are verified where they are called: only global ones are called through another function.
 func TestFencedFunctions(t *testing.T) {
-	known := seesMoves
-	t.Cleanup(func() { seesMoves = known })
-	seesMoves = func() bool { return false }
+	known := verifierTracksMoves
+	t.Cleanup(func() { verifierTracksMoves = known })
+	verifierTracksMoves = func() bool { return false }
 	spec, err := testModule(t, "stale", "stale", nil).Spec(chain.TC)
 	if err != nil {
 		t.Fatal(err)
@@ -90,10 +90,10 @@ func TestFencedFunctions(t *testing.T) {
 // Where the verifier does not know which functions move packets, calls go through another function, and return the
 // same.
 func TestGlobalFunctionMoves(t *testing.T) {
-	known := seesMoves
-	t.Cleanup(func() { seesMoves = known })
+	known := verifierTracksMoves
+	t.Cleanup(func() { verifierTracksMoves = known })
 	for _, sees := range []bool{known(), false} {
-		seesMoves = func() bool { return sees }
+		verifierTracksMoves = func() bool { return sees }
 		for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress} {
 			t.Run(fmt.Sprintf("%s, the verifier sees moves: %t", side, sees), func(t *testing.T) {
 				l := load(t, side, chain.Ingress, testModule(t, "stale", "stale", nil), testModule(t, "pass", "after", nil))

@@ -72,7 +72,7 @@ func (s *sockets) guardIsCalled() (bool, error) {
 	m, is := s.maps[guardedMap], guardNone
 	err := m.Put(uint32(0), guardAsked)
 	if err == nil {
-		err = errors.Join(spliceNothing(), m.Lookup(uint32(0), &is))
+		err = errors.Join(spliceEmpty(), m.Lookup(uint32(0), &is))
 	}
 	if err != nil || is != guardCalled {
 		return false, errors.Join(err, s.setGuarded(guardNone))
@@ -82,8 +82,8 @@ func (s *sockets) guardIsCalled() (bool, error) {
 
 func (s *sockets) setGuarded(to uint32) error { return s.maps[guardedMap].Put(uint32(0), to) }
 
-// spliceNothing calls splice(2) on a socket that has no data.
-func spliceNothing() error {
+// spliceEmpty calls splice(2) on a socket that has no data.
+func spliceEmpty() error {
 	sockets, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -77,6 +77,6 @@ func (s *sockets) age() error {
 	if _, err := s.progs[agePin].Run(&ebpf.RunOptions{}); err != nil {
 		return fmt.Errorf("find idle sockets: %w", err)
 	}
-	_, err := s.letGo()
+	_, err := s.releaseFound()
 	return err
 }

@@ -297,7 +297,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ma
 		if fn := btf.FuncMetadata(ins); fn != nil {
 			linked := *fn
 			linked.Name = rename(fn.Name)
-			if fn.Name == entry || fn.Linkage == btf.StaticFunc || !standsAlone(fn) {
+			if fn.Name == entry || fn.Linkage == btf.StaticFunc || !isSelfContained(fn) {
 				linked.Linkage = btf.StaticFunc
 			}
 			*ins = btf.WithFuncMetadata(*ins, &linked)

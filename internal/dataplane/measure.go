@@ -164,7 +164,7 @@ func targetsOf(mod Module, hooks []chain.Hook) ([]target, error) {
 
 // series are the times of one kind of packet.
 type series struct {
-	specimen
+	testPacket
 	repeat         int
 	own, reference []float64
 }
@@ -208,7 +208,7 @@ func calibrate(own *ebpf.Program, until time.Time) ([]*series, error) {
 			}
 			took = max(d, 1)
 		}
-		all = append(all, &series{specimen: p, repeat: int(min(max(run/took, 1), most))})
+		all = append(all, &series{testPacket: p, repeat: int(min(max(run/took, 1), most))})
 	}
 	return all, nil
 }

@@ -9,17 +9,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// specimen is what a test run sends through a chain.
-type specimen struct {
+// testPacket is a packet that a test run sends through a chain.
+type testPacket struct {
 	kind  string
 	frame []byte
 }
 
 // representative are the packets that modules are measured with: what opens a connection, what acknowledges or asks
 // little, what carries much, and a datagram, in both families. Lengths are those of the payload.
-func representative() []specimen {
+func representative() []testPacket {
 	ports := packet.Ports{Src: 40000, Dst: 80}
-	var out []specimen
+	var out []testPacket
 	for _, family := range []string{"IPv4", "IPv6"} {
 		for _, s := range []struct {
 			kind, flags string // of UDP without flags
@@ -30,7 +30,7 @@ func representative() []specimen {
 				f = packet.Fields{UDP: &ports}
 			}
 			f.Payload = strings.Repeat("\x00", s.payload)
-			out = append(out, specimen{family + " " + s.kind, representativeFrame(family, f)})
+			out = append(out, testPacket{family + " " + s.kind, representativeFrame(family, f)})
 		}
 	}
 	return out

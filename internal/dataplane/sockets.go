@@ -232,7 +232,7 @@ func (d onSockets) put(p chain.Point, dir string) error {
 	if err := d.setGuard(s, dir); err != nil {
 		return err
 	}
-	delete(d.leaves, dir) // it may have been about to leave
+	delete(d.draining, dir) // it may have been about to leave
 	if err := s.setOff(false); err != nil {
 		return err
 	}
@@ -356,5 +356,5 @@ func (g *mapSet) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 			return true, nil
 		}
 	}
-	return leaving(previous), nil
+	return isDraining(previous), nil
 }

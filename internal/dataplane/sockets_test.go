@@ -271,9 +271,9 @@ func TestSocketsAreDrained(t *testing.T) {
 
 // Connections that do not read in time keep what the kernel has of the module, and their bytes.
 func TestSocketsStayWithWhoDoesNotRead(t *testing.T) {
-	before := leaveTime
-	leaveTime = 200 * time.Millisecond
-	defer func() { leaveTime = before }()
+	before := drainTimeout
+	drainTimeout = 200 * time.Millisecond
+	defer func() { drainTimeout = before }()
 	w := newSocketsWorld(t)
 	m := socketsModule(t, "sockets", nil)
 	w.deploy(t, m, "")

@@ -79,13 +79,13 @@ func (t Tried) Passed(hook chain.Hook) bool {
 	return t.Action == tcUnspec || t.Action == 0
 }
 
-// spareRoom is for headers that modules put before the packet.
-const spareRoom = 512
+// headroom is for headers that modules put before the packet.
+const headroom = 512
 
 // tryFrame runs the program once, on the interface, as far as the kernel's test runs know interfaces: for XDP since
 // Linux 5.15.
 func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Tried, error) {
-	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+spareRoom)}
+	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+headroom)}
 	if hook == chain.TC {
 		const skbSize, skbIfindex = 192, 40 // struct __sk_buff
 		ctx := make([]byte, skbSize)
@@ -100,7 +100,7 @@ func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Trie
 	}
 	action, err := p.Run(&run)
 	if err != nil && hook == chain.XDP {
-		run.Context, run.DataOut = nil, make([]byte, len(frame)+spareRoom)
+		run.Context, run.DataOut = nil, make([]byte, len(frame)+headroom)
 		action, err = p.Run(&run)
 	}
 	if err != nil {

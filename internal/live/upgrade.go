@@ -33,7 +33,7 @@ func (s *Modules) startUpgrade(before, d *deploy.Module) error {
 	}
 	defer (&module{maps: m}).close()
 	if hasRing(m) {
-		before.Control.Rest()
+		before.Control.Suspend()
 	}
 	return d.Start(m, s.attachments(d.Dataplane.Name))
 }

@@ -24,13 +24,13 @@ type ahead struct {
 	at   time.Time
 }
 
-// LookAhead looks services up for a change that may have to wait for others: a lookup waits, too, for the kernel's lock
+// Prefetch looks services up for a change that may have to wait for others: a lookup waits, too, for the kernel's lock
 // of network configuration. The next Observe takes what it finds, unless that is old or not complete. Interfaces are
 // not looked up: another one may have the name when it is the change's turn.
-func (o *Observer) LookAhead(specs map[string]v1.ServiceSpec) {
+func (o *Observer) Prefetch(specs map[string]v1.ServiceSpec) {
 	specs = maps.Clone(specs)
 	maps.DeleteFunc(specs, func(_ string, s v1.ServiceSpec) bool { return s.Interface != "" })
-	if !o.beginAhead(specs) {
+	if !o.beginPrefetch(specs) {
 		return
 	}
 	at := time.Now()
@@ -44,14 +44,14 @@ func (o *Observer) LookAhead(specs map[string]v1.ServiceSpec) {
 		o.ahead = map[string]ahead{}
 	}
 	for name, state := range found {
-		if isThere(state) {
+		if isFound(state) {
 			o.ahead[name] = ahead{state, specs[name], at}
 		}
 	}
 }
 
-// beginAhead forgets what was known of services, and reports whether to look them up.
-func (o *Observer) beginAhead(specs map[string]v1.ServiceSpec) bool {
+// beginPrefetch forgets what was known of services, and reports whether to look them up.
+func (o *Observer) beginPrefetch(specs map[string]v1.ServiceSpec) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for name, known := range o.ahead {
@@ -66,8 +66,8 @@ func (o *Observer) beginAhead(specs map[string]v1.ServiceSpec) bool {
 	return true
 }
 
-// takeAhead returns a service that was looked up ahead, once.
-func (o *Observer) takeAhead(name string, spec v1.ServiceSpec) (service.State, bool) {
+// takePrefetched returns a service that was looked up ahead, once.
+func (o *Observer) takePrefetched(name string, spec v1.ServiceSpec) (service.State, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	known, ok := o.ahead[name]

@@ -39,7 +39,7 @@ func TestLookAhead(t *testing.T) {
 		"not looked up then": {"", "a", 0, 1},
 	} {
 		if c.ahead != "" {
-			o.LookAhead(map[string]v1.ServiceSpec{"web": {Netns: c.ahead}})
+			o.Prefetch(map[string]v1.ServiceSpec{"web": {Netns: c.ahead}})
 		}
 		for service, known := range o.ahead {
 			known.at = known.at.Add(-c.age)
@@ -59,12 +59,12 @@ func TestLookAheadIsBounded(t *testing.T) {
 	n := &node{}
 	o := n.observer()
 	web := map[string]v1.ServiceSpec{"web": {Netns: "a"}}
-	o.LookAhead(web)
+	o.Prefetch(web)
 	if len(o.ahead) != 1 || o.looking != 0 || n.alone != 1 {
 		t.Fatalf("%v, %d run, %d lookups without a dump of all links", o.ahead, o.looking, n.alone)
 	}
 	o.looking = aheadMost
-	if o.LookAhead(web); len(n.lookups) != 1 || len(o.ahead) != 0 || o.looking != aheadMost {
+	if o.Prefetch(web); len(n.lookups) != 1 || len(o.ahead) != 0 || o.looking != aheadMost {
 		t.Errorf("%d lookups, %v, %d run", len(n.lookups), o.ahead, o.looking)
 	}
 }
@@ -74,8 +74,8 @@ func TestInterfacesAreNotLookedUpAhead(t *testing.T) {
 	n := &node{}
 	o := n.observer()
 	spec := v1.ServiceSpec{Interface: "veth0"}
-	o.LookAhead(map[string]v1.ServiceSpec{"web": spec, "db": {Netns: "a"}})
-	o.LookAhead(map[string]v1.ServiceSpec{"web": spec})
+	o.Prefetch(map[string]v1.ServiceSpec{"web": spec, "db": {Netns: "a"}})
+	o.Prefetch(map[string]v1.ServiceSpec{"web": spec})
 	if len(n.lookups) != 1 || len(n.lookups[0]) != 1 || len(o.ahead) != 1 || o.looking != 0 {
 		t.Errorf("lookups %v; known are %v, %d run", n.lookups, o.ahead, o.looking)
 	}

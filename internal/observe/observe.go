@@ -82,14 +82,14 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 		before, exists := r.Before[name]
 		if !exists || !reflect.DeepEqual(before.Spec, wanted.Spec) {
 			s.New = append(s.New, name)
-			if state, ok := o.takeAhead(name, wanted.Spec); ok {
+			if state, ok := o.takePrefetched(name, wanted.Spec); ok {
 				found[name] = state
 			} else {
 				unknown[name] = wanted.Spec
 			}
 		} else if state, ok := known[name]; ok {
 			s.Services[name] = state
-		} else if state, ok := r.Last[name]; ok && isThere(state) && o.isRecent(name) { // accepted a moment ago
+		} else if state, ok := r.Last[name]; ok && isFound(state) && o.isRecent(name) { // accepted a moment ago
 			s.Services[name] = state
 		} else {
 			unknown[name] = wanted.Spec
@@ -138,9 +138,9 @@ func (o *Observer) isRecent(name string) bool {
 	return ok && time.Since(at) < lastAge
 }
 
-// isThere reports whether a service was found with its interfaces. The watcher, which does not know it yet, will report
+// isFound reports whether a service was found with its interfaces. The watcher, which does not know it yet, will report
 // when it moves.
-func isThere(s service.State) bool {
+func isFound(s service.State) bool {
 	return s.Err == nil && len(s.Links) > 0 && !slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left })
 }
 

@@ -45,7 +45,7 @@ func (t Transport) registryReader(ref Reference) (oras.ReadOnlyGraphTarget, func
 	if !ref.loopback() && !hasProxy() {
 		connections.DialContext = (&net.Dialer{Timeout: dialTimeout, Control: refuseOwn}).DialContext
 	}
-	r.Client.(*auth.Client).Client = &http.Client{Transport: retry.NewTransport(impatient{connections, t.Stall})}
+	r.Client.(*auth.Client).Client = &http.Client{Transport: retry.NewTransport(stallTransport{connections, t.Stall})}
 	return r, connections.CloseIdleConnections, nil
 }
 
@@ -67,14 +67,14 @@ func refuseOwn(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// impatient ends requests whose answer stalls. A slow registry that sends all the time is waited for.
-type impatient struct {
+// stallTransport aborts requests whose answer stalls. A slow registry that keeps sending is waited for.
+type stallTransport struct {
 	base  http.RoundTripper
 	limit time.Duration
 }
 
 // RoundTrip implements http.RoundTripper.
-func (i impatient) RoundTrip(r *http.Request) (*http.Response, error) {
+func (i stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	timer := time.AfterFunc(i.limit, func() { cancel(errStalled) })
 	answer, err := i.base.RoundTrip(r.WithContext(ctx))

@@ -32,7 +32,7 @@ type news struct {
 // affected forgets what the news make stale, and reports whether to rescan.
 func (s *scanner) affected(n news) bool {
 	if n.lost {
-		s.distrust()
+		s.invalidate()
 	}
 	rescan := n.node || n.lost
 	for nsid := range n.peers {

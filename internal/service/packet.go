@@ -42,11 +42,11 @@ func (p Packets) Open(i sdk.Attachment) (*os.File, error) {
 
 // Ended are the attachments whose namespaces have ended but for packet sockets.
 func (Packets) Ended(list []sdk.Attachment) []uint32 {
-	var look []uint32
+	var indexes []uint32
 	for _, i := range list {
-		look = append(look, i.Ifindex)
+		indexes = append(indexes, i.Ifindex)
 	}
-	return OrphanedNamespaces(look)
+	return OrphanedNamespaces(indexes)
 }
 
 // OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it

@@ -151,7 +151,7 @@ func (s *scanner) resolve(spec v1alpha1.ServiceSpec) (State, error) {
 	if len(outer) == 0 {
 		return State{}, nil
 	}
-	in, err := s.look(nsid)
+	in, err := s.namespaceContents(nsid)
 	if errors.Is(err, errVanished) {
 		return State{}, nil
 	}
@@ -186,7 +186,7 @@ func (s *scanner) resolveAlone(spec v1alpha1.ServiceSpec) (state State, known bo
 			continue
 		}
 		outer, err := s.conn.link(inner.peerIndex)
-		if errors.Is(err, unix.ENODEV) || err == nil && !outer.faces(inner, nsid) {
+		if errors.Is(err, unix.ENODEV) || err == nil && !outer.hasPeer(inner, nsid) {
 			continue // the other end is in a third namespace
 		}
 		if err != nil {
@@ -202,8 +202,8 @@ func (s *scanner) resolveAlone(spec v1alpha1.ServiceSpec) (state State, known bo
 	return state, true, nil
 }
 
-// faces reports whether the other end of a link of the node is this one.
-func (l rawLink) faces(inner rawLink, nsid int32) bool {
+// hasPeer reports whether the peer of this link of the node is inner.
+func (l rawLink) hasPeer(inner rawLink, nsid int32) bool {
 	return l.Kind == "veth" && l.peerNSID == nsid && l.peerIndex == inner.Ifindex
 }
 
@@ -224,7 +224,7 @@ func (s *scanner) resolveInterface(name string) (State, error) {
 		l.IPsec = s.ipsec
 		return State{Links: []Link{l.Link}}, nil
 	}
-	in, err := s.look(l.peerNSID)
+	in, err := s.namespaceContents(l.peerNSID)
 	if errors.Is(err, errVanished) {
 		return State{}, fmt.Errorf("%s: %w", name, ErrInterfaceGone)
 	}
@@ -268,15 +268,15 @@ func (s *scanner) isFull(events bool) bool {
 	return !events || s.periodic%fullEvery == 0
 }
 
-// distrust forgets what scans take over from the ones before.
-func (s *scanner) distrust() {
+// invalidate discards what scans reuse from earlier ones.
+func (s *scanner) invalidate() {
 	clear(s.inside)
 	clear(s.located)
 }
 
-// look answers what is inside a peer namespace, from memory if the host-side
+// namespaceContents answers what is inside a peer namespace, from memory if the host-side
 // links are those of last time.
-func (s *scanner) look(nsid int32) (inside, error) {
+func (s *scanner) namespaceContents(nsid int32) (inside, error) {
 	outer := s.outer(nsid)
 	if known, ok := s.inside[nsid]; ok && slices.Equal(known.outer, outer) {
 		return known, nil

@@ -126,7 +126,7 @@ func (w *Watcher) loop(ctx context.Context, s *scanner, e *events) error {
 // scan rescans; a failure (a dump that never got through) is tried again.
 func (w *Watcher) scan(s *scanner, e *events, clock *debounce) {
 	if !clock.pending && s.isFull(e.peers) {
-		s.distrust()
+		s.invalidate()
 	}
 	if err := w.rescan(s, e); err != nil {
 		w.log.Warn("scan of services failed, trying again", "error", err)

@@ -281,7 +281,7 @@ func TestScansAskForWhatChanged(t *testing.T) {
 		}
 		all := uint32(3 + 4*len(specs)) // for each its id, links, and addresses of both families
 		first, known := scan(), scan()
-		s.distrust()
+		s.invalidate()
 		if again := scan(); first < all || known != 3 || again < all {
 			t.Errorf("scans ask %d, %d and %d times, want %d, 3 and %d", first, known, again, all, all)
 		}

@@ -41,7 +41,7 @@ var checks = []check{
 	{WaitAll, redirected, afterExchange(waitAll), true},
 	{"lowWater", redirected, afterExchange(lowWater), false},
 	{Urgent, redirected, afterExchange(urgent), false},
-	{"endWhileWaiting", redirected, afterExchange(endWhileWaiting), true},
+	{"endWhileWaiting", redirected, afterExchange(closeWhileReceiving), true},
 	{"waitAfterShutdown", redirected, afterExchange(waitAfterShutdown), true},
 	{Interrupted, redirected, afterExchange(interrupted), true},
 	{"backPressure", redirected, afterExchange(backPressure), false},
@@ -208,8 +208,8 @@ func ends(fd int) error {
 	return nil
 }
 
-// endWhileWaiting: who waits in recv(2) learns of the end.
-func endWhileWaiting(p *pair) error {
+// closeWhileReceiving: who waits in recv(2) learns of the end.
+func closeWhileReceiving(p *pair) error {
 	shut := make(chan error, 1)
 	time.AfterFunc(20*time.Millisecond, func() { shut <- unix.Shutdown(p.a, unix.SHUT_WR) })
 	begun := time.Now()
@@ -334,7 +334,7 @@ func ktls(p *pair) error {
 	case nil:
 		return errors.New("the kernel's TLS is put upon a socket in the map")
 	case unix.ENOENT:
-		return &untriedError{"this kernel has no TLS"}
+		return &notTestedError{"this kernel has no TLS"}
 	}
 	return p.exchange()
 }

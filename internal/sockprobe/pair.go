@@ -59,7 +59,7 @@ func dial() (*pair, error) {
 		p.b, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC)
 	}
 	if err == nil {
-		err = p.hurry()
+		err = p.setDeadlines()
 	}
 	if err != nil {
 		p.close()
@@ -68,8 +68,8 @@ func dial() (*pair, error) {
 	return p, nil
 }
 
-// hurry bounds every call that waits.
-func (p *pair) hurry() error {
+// setDeadlines limits every blocking call.
+func (p *pair) setDeadlines() error {
 	limit := unix.NsecToTimeval(patience.Nanoseconds())
 	for _, fd := range []int{p.a, p.b} {
 		for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {

@@ -57,30 +57,30 @@ func run(ctx context.Context, checks []check) (Result, error) {
 	done := make(chan outcome, 1)
 	go func() {
 		runtime.LockOSThread()
-		result, err := testAside(ctx, checks)
+		result, err := testInChild(ctx, checks)
 		done <- outcome{result, err}
 	}()
 	out := <-done
 	return out.result, out.err
 }
 
-// testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the
+// testInChild runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the
 // process's first, which would keep the namespace.
-func testAside(ctx context.Context, checks []check) (Result, error) {
+func testInChild(ctx context.Context, checks []check) (Result, error) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return Result{}, err
 	}
 	defer unix.Close(home)
-	result, err := testHere(ctx, checks)
+	result, err := testInProcess(ctx, checks)
 	if unix.Setns(home, unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
 	}
 	return result, err
 }
 
-// testHere moves the calling thread into a new namespace.
-func testHere(ctx context.Context, checks []check) (Result, error) {
+// testInProcess moves the calling thread into a new namespace.
+func testInProcess(ctx context.Context, checks []check) (Result, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return Result{}, fmt.Errorf("create a network namespace to try sockets in: %w", err)
 	}
@@ -185,7 +185,7 @@ func (l *lab) try(c *check) (err error) {
 type brokenError struct{ error }
 
 func (l *lab) note(name string, err error) {
-	_, untried := errors.AsType[*untriedError](err)
+	_, untried := errors.AsType[*notTestedError](err)
 	c := Check{Name: name, OK: err == nil || untried}
 	if err != nil {
 		c.Detail = err.Error()
@@ -193,7 +193,7 @@ func (l *lab) note(name string, err error) {
 	l.checked = append(l.checked, c)
 }
 
-// untriedError: what the behaviour needs is not in this kernel, so that no program can use it.
-type untriedError struct{ reason string }
+// notTestedError: what the behaviour needs is not in this kernel, so that no program can use it.
+type notTestedError struct{ reason string }
 
-func (e *untriedError) Error() string { return e.reason }
+func (e *notTestedError) Error() string { return e.reason }

@@ -37,7 +37,7 @@ func TestChecksAreNotPreempted(t *testing.T) {
 	preempted := func(p *pair) error {
 		thread := unix.Gettid()
 		time.AfterFunc(5*time.Millisecond, func() { _ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG) })
-		return endWhileWaiting(p)
+		return closeWhileReceiving(p)
 	}
 	err := error(unix.EAGAIN)
 	for tries := 0; errors.Is(err, unix.EAGAIN) && tries < mostTries; tries++ {

@@ -146,12 +146,12 @@ func initialize(path string, recovered bool) error {
 // copyTo copies a store, open for writing, and renames the copy to path, whose lock the caller holds.
 func copyTo(path string, from *bbolt.DB) (*bbolt.DB, error) {
 	next := path + ".new"
-	if err := removeIfThere(next); err != nil { // of a killed process
+	if err := removeIfExists(next); err != nil { // of a killed process
 		return nil, err
 	}
 	db, err := bbolt.Open(next, 0o600, &bbolt.Options{Timeout: lockWait})
 	if err != nil {
-		return nil, errors.Join(err, removeIfThere(next))
+		return nil, errors.Join(err, removeIfExists(next))
 	}
 	err = contain(func() error { return bbolt.Compact(db, from, 0) })
 	if err == nil {
@@ -161,7 +161,7 @@ func copyTo(path string, from *bbolt.DB) (*bbolt.DB, error) {
 		err = os.Rename(next, path)
 	}
 	if err != nil {
-		return nil, errors.Join(err, db.Close(), removeIfThere(next))
+		return nil, errors.Join(err, db.Close(), removeIfExists(next))
 	}
 	if err := syncDir(filepath.Dir(path)); err != nil {
 		return nil, errors.Join(err, db.Close())
@@ -169,7 +169,7 @@ func copyTo(path string, from *bbolt.DB) (*bbolt.DB, error) {
 	return db, nil
 }
 
-func removeIfThere(path string) error {
+func removeIfExists(path string) error {
 	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

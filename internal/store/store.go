@@ -238,7 +238,7 @@ func (s *Store) Close() error {
 		return err
 	}
 	if len(s.journal.pending) == 0 && !s.readOnly {
-		err = errors.Join(err, removeIfThere(s.journal.path))
+		err = errors.Join(err, removeIfExists(s.journal.path))
 	}
 	return errors.Join(err, s.db.Close())
 }

@@ -128,7 +128,7 @@ func (s *Server) guard(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Opener-Policy", "same-origin")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		h.Set("Cache-Control", "no-store")
-		if !s.ours(r) {
+		if !s.isOwnRequest(r) {
 			http.Error(w, "this request is not from the page of kerb ui", http.StatusForbidden)
 			return
 		}
@@ -141,9 +141,9 @@ func (s *Server) guard(next http.Handler) http.Handler {
 	})
 }
 
-// ours reports whether the request is for this server by its own name (a name that an attacker resolves to 127.0.0.1
-// is another), and from its own page as far as the browser says.
-func (s *Server) ours(r *http.Request) bool {
+// isOwnRequest reports whether the request is for this server by its own name (not a name that an attacker resolves to
+// 127.0.0.1), and comes from its own page as far as the browser says.
+func (s *Server) isOwnRequest(r *http.Request) bool {
 	if host := "http://" + r.Host; host != s.origin && r.Host != s.local {
 		return false
 	}

@@ -143,7 +143,7 @@ func (a *accelerator) apply() error {
 			return err
 		}
 	}
-	if err := errors.Join(a.judgeAll(), a.setMembers()); err != nil {
+	if err := errors.Join(a.evaluateAll(), a.setMembers()); err != nil {
 		return err
 	}
 	counts, err := readCounts(a.live.Maps)
@@ -205,7 +205,7 @@ func (a *accelerator) members() map[uint64]serviceEntry {
 			continue
 		}
 		entry := serviceEntry{ID: a.memory.serve(i.Service)}
-		if len(a.mustSee(i)) > 0 {
+		if len(a.visibleTo(i)) > 0 {
 			entry.Flags |= within
 		}
 		out[i.NetnsCookie] = entry
@@ -269,8 +269,8 @@ func dropShares(m sdk.Maps, here map[uint32]bool) error {
 	return nil
 }
 
-// mustSee are the modules on a service that redirected bytes may not go past.
-func (a *accelerator) mustSee(i sdk.Attachment) (names []string) {
+// visibleTo returns the modules on a service that redirected bytes must not bypass.
+func (a *accelerator) visibleTo(i sdk.Attachment) (names []string) {
 	for _, m := range i.Chain {
 		if !slices.Contains(a.Past, m.Package) {
 			names = append(names, m.Module)

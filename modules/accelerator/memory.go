@@ -104,17 +104,17 @@ func (a *accelerator) writeVerdict(p *program) error {
 	return nil
 }
 
-// judgeAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the
+// evaluateAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the
 // config says otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed
 // before it wrote them down.
-func (a *accelerator) judgeAll() error {
-	told, err := told(a.live.Maps)
+func (a *accelerator) evaluateAll() error {
+	inMap, err := readVerdicts(a.live.Maps)
 	if err != nil {
 		return err
 	}
 	s := a.memory
-	s.load(told)
-	for file := range told {
+	s.load(inMap)
+	for file := range inMap {
 		if s.knows(file) {
 			continue
 		}
@@ -124,7 +124,7 @@ func (a *accelerator) judgeAll() error {
 	}
 	for _, p := range s.all() {
 		verdict, _ := a.judge(&p)
-		if was := told[p.File].Verdict; verdict == was || was == caught && !a.allows(p.Path) {
+		if was := inMap[p.File].Verdict; verdict == was || was == caught && !a.allows(p.Path) {
 			continue
 		}
 		if err := a.writeVerdict(&p); err != nil {
@@ -204,7 +204,7 @@ func (s *memory) file() string {
 
 // load reads it, once. Numbers of files and processes mean something until the node starts again: those programs are
 // believed that the data plane, which starts again with it, has asked about.
-func (s *memory) load(told map[fileKey]executableEntry) {
+func (s *memory) load(inMap map[fileKey]executableEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.loaded || os.Getenv("STATE_DIRECTORY") == "" {
@@ -221,7 +221,7 @@ func (s *memory) load(told map[fileKey]executableEntry) {
 	}
 	for i := range was.Programs {
 		p := &was.Programs[i]
-		if _, asked := told[p.File]; asked && p.Path != "" { // 0.1.0 wrote others
+		if _, asked := inMap[p.File]; asked && p.Path != "" { // 0.1.0 wrote others
 			s.known[p.File] = p
 		}
 	}
@@ -253,7 +253,7 @@ func (s *memory) save() {
 // known verdicts are shown by these words.
 var verdicts = map[uint32]string{safe: "safe", allowed: "safe", unsafe: "kept out", caught: "kept out"}
 
-// told are the verdicts that the data plane goes by.
-func told(m sdk.Maps) (map[fileKey]executableEntry, error) {
+// readVerdicts returns the verdicts in the data plane's map.
+func readVerdicts(m sdk.Maps) (map[fileKey]executableEntry, error) {
 	return tableOf[fileKey, executableEntry](m, mapExecutables)
 }

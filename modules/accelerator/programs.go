@@ -92,7 +92,7 @@ func (a *accelerator) judge(p *program) (verdict uint32, why string) {
 	case a.allows(p.Path):
 		return allowed, "programs.allow lists it"
 	case !isIn(Known, p.Path) && !(isIn(Spliced, p.Path) && a.guarded()):
-		return unsafe, reasonAgainst(p.Path)
+		return unsafe, exclusionReason(p.Path)
 	case p.Changeable:
 		return unsafe, "others than root can change the file or a directory above it: list it in programs.allow to " +
 			"trust it nevertheless"
@@ -109,7 +109,7 @@ func (a *accelerator) guarded() bool {
 	return err == nil && m.Lookup(uint32(0), &is) == nil && is == 1 // 2: the agent asks
 }
 
-func reasonAgainst(name string) string {
+func exclusionReason(name string) string {
 	for _, u := range unsuitable {
 		if match, _ := path.Match(u.name, filepath.Base(name)); match {
 			return u.why

@@ -176,14 +176,14 @@ type ExecutableReport struct {
 // executables returns the programs seen so far with their verdicts. What the kernel part caught a program doing
 // overrides the control plane's own judgement.
 func (a *accelerator) executables() ([]ExecutableReport, error) {
-	told, err := told(a.live.Maps)
+	inMap, err := readVerdicts(a.live.Maps)
 	if err != nil {
 		return nil, err
 	}
 	out := []ExecutableReport{}
 	for _, p := range a.memory.all() {
 		verdict, why := a.judge(&p)
-		if entry := told[p.File]; entry.Verdict == caught {
+		if entry := inMap[p.File]; entry.Verdict == caught {
 			verdict, why = caught, "it was seen: "+explanations[reasonOf(entry.Reason)]
 		}
 		out = append(out, ExecutableReport{p.Path, p.Comm, p.PID, verdicts[verdict], why})
@@ -247,7 +247,7 @@ func (a *accelerator) Conditions() ([]sdk.Condition, error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.Concat([]sdk.Condition{a.accelerates(), a.room(counts)}, keptOut(all), a.visibleHere()), nil
+	return slices.Concat([]sdk.Condition{a.accelerates(), a.room(counts)}, excluded(all), a.visibility()), nil
 }
 
 // accelerates returns the condition Accelerating. It is False if the mode is off, or if socket redirection was not
@@ -279,9 +279,9 @@ func (a *accelerator) accelerates() sdk.Condition {
 // mostNamed is how many programs or services a message names.
 const mostNamed = 5
 
-// keptOut returns the condition ProgramsExcluded, whose message names programs that the module does not know to be
+// excluded returns the condition ProgramsExcluded, whose message names programs that the module does not know to be
 // safe. Without such programs there is no condition: one that is False would be a problem of the node.
-func keptOut(all []ExecutableReport) []sdk.Condition {
+func excluded(all []ExecutableReport) []sdk.Condition {
 	var out []string
 	for _, x := range all {
 		if x.Verdict == verdicts[unsafe] {
@@ -302,12 +302,12 @@ func first(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// visibleHere returns the condition VisibilityRequired: the services whose connections stay with TCP because another
+// visibility returns the condition VisibilityRequired: the services whose connections stay with TCP because another
 // module on their path must see the packets. Without such services there is none.
-func (a *accelerator) visibleHere() []sdk.Condition {
+func (a *accelerator) visibility() []sdk.Condition {
 	var out []string
 	for _, i := range a.live.Attachments() {
-		if see := a.mustSee(i); len(see) > 0 && i.Service != "" {
+		if see := a.visibleTo(i); len(see) > 0 && i.Service != "" {
 			out = append(out, i.Service+" ("+strings.Join(see, ", ")+")")
 		}
 	}

@@ -109,7 +109,7 @@ func (w *running) Run(ctx context.Context) {
 		case <-sweep.C:
 			w.note("blocked sources", w.sweep())
 		case <-judge.C:
-			w.note("windows", w.judgeAll())
+			w.note("windows", w.evaluateAll())
 		}
 	}
 }

@@ -68,8 +68,8 @@ func (w *running) fuseCondition() sdk.Condition {
 			"nothing is done to packets until kerb module set %s fuse=intact", r.Cause, r.Since, r.Blocked, w.live.Module)}
 }
 
-// mend frees all sources, and lets the model act again.
-func (w *running) mend() error {
+// resetFuse unblocks all sources, and enables the model's actions again.
+func (w *running) resetFuse() error {
 	if _, err := w.unblock(func(source, *block) bool { return true }); err != nil {
 		return err
 	}

@@ -97,7 +97,7 @@ func (w *running) setFuse(state string) (any, error) {
 	if state != "intact" {
 		return nil, wrong("fuse", "%q is not intact, which is all that it can be set to", state)
 	}
-	err := w.mend()
+	err := w.resetFuse()
 	return w.fuseReport(), err
 }
 

@@ -68,8 +68,8 @@ func (l *loaded) against(c *config, d model.Decision, suspicious bool) bool {
 	return l.harmless>>(d.Class&63)&1 == 0 && d.Score >= c.raise()
 }
 
-// judgeAll judges the windows that wait.
-func (w *running) judgeAll() error {
+// evaluateAll judges the windows that wait.
+func (w *running) evaluateAll() error {
 	m, err := w.live.Maps.Get(mapWindows)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (w *running) judgeAll() error {
 	for {
 		n, err := m.BatchLookupAndDelete(&cursor, j.keys, j.values, nil)
 		for i := range n {
-			if err := w.judgeOne(j.keys[i], &j.values[i]); err != nil {
+			if err := w.evaluateSource(j.keys[i], &j.values[i]); err != nil {
 				return err
 			}
 		}
@@ -99,8 +99,8 @@ func (w *running) judgeAll() error {
 
 const windowBatch = 256
 
-// judgeOne judges a source by its window.
-func (w *running) judgeOne(s source, win *window) error {
+// evaluateSource evaluates a source by its window.
+func (w *running) evaluateSource(s source, win *window) error {
 	j, l := &w.judge, w.loaded[model.Live]
 	if l == nil {
 		j.counts[countNoModel]++
@@ -269,7 +269,7 @@ func (w *running) act(e *event) (done uint8, isNew bool, err error) {
 		b.Since, b.Packets, b.Dropped, b.Due = old.Since, old.Packets, old.Dropped, old.Due
 		return done, false, m.Update(e.Source, b, ebpf.UpdateExist)
 	}
-	if cause := w.tooMuch(); cause != 0 {
+	if cause := w.fuseReason(); cause != 0 {
 		if w.fuse.blow(cause) {
 			blown := *e
 			blown.Kind, blown.Cause = kindFuse, uint8(cause)
@@ -284,8 +284,8 @@ func (w *running) act(e *event) (done uint8, isNew bool, err error) {
 	return done, true, nil
 }
 
-// tooMuch is cls_fuse_check: why one more source is more than a model may block, 0 if it is not.
-func (w *running) tooMuch() uint32 {
+// fuseReason is cls_fuse_check: the reason why the model must not block another source, 0 if it may.
+func (w *running) fuseReason() uint32 {
 	f, n := &w.config.Fuse, atomic.LoadUint32(&w.fuse.Blocked)+1
 	if n > f.Sources {
 		return causeSources

@@ -22,7 +22,7 @@ func (p *plant) see(s source, number uint64, dis, dio int32) {
 	if err := p.live.Maps.Put(mapWindows, s, win); err != nil {
 		p.Fatal(err)
 	}
-	if err := p.judgeAll(); err != nil {
+	if err := p.evaluateAll(); err != nil {
 		p.Fatal(err)
 	}
 }
@@ -112,7 +112,7 @@ func TestJudgeBlowsTheFuse(t *testing.T) {
 			if r.State != "blown" || r.Cause != cause || r.Blocked > 4 {
 				t.Errorf("%+v", r)
 			}
-			if err := p.mend(); err != nil || p.blockedNames() != "" {
+			if err := p.resetFuse(); err != nil || p.blockedNames() != "" {
 				t.Errorf("%v, blocked %q", err, p.blockedNames())
 			}
 			for n := range benign {

@@ -129,7 +129,7 @@ func (l *lost) leave(c *carried) {
 	l.add(lost{others: c.flows, otherPackets: c.allPackets(), otherBytes: c.allBytes()})
 }
 
-type talked struct {
+type flowTotals struct {
 	talker talker
 	carried
 }
@@ -137,7 +137,7 @@ type talked struct {
 // minute is what was carried in one.
 type minute struct {
 	begin int64 // Unix time / 60
-	kept  []talked
+	kept  []flowTotals
 	lost  map[place]lost
 }
 
@@ -168,17 +168,17 @@ func (h *hour) turn(now time.Time) {
 
 // keep returns the largest talkers of the current minute, and leaves the others in lost. Each place may have an equal
 // share; what of that it does not need is for the largest of all.
-func (h *hour) keep() []talked {
-	all := make([]talked, 0, len(h.current))
+func (h *hour) keep() []flowTotals {
+	all := make([]flowTotals, 0, len(h.current))
 	for t, c := range h.current {
-		all = append(all, talked{t, *c})
+		all = append(all, flowTotals{t, *c})
 	}
 	sort.Slice(all, func(i, j int) bool { return all[i].allBytes() > all[j].allBytes() })
 	if len(all) <= ofMinute {
 		return all
 	}
 	share := max(1, ofMinute/len(h.count))
-	var kept, more []talked
+	var kept, more []flowTotals
 	of := map[place]int{}
 	for _, t := range all {
 		if of[t.talker.place]++; of[t.talker.place] <= share {
@@ -230,7 +230,7 @@ func (h *hour) miss(p place, l lost) {
 }
 
 // sum returns what was carried in so many minutes and the current one, in order of bytes.
-func (h *hour) sum(now time.Time, last int64) ([]talked, map[place]lost, map[talker]int64) {
+func (h *hour) sum(now time.Time, last int64) ([]flowTotals, map[place]lost, map[talker]int64) {
 	sums, missing, latest := map[talker]*carried{}, map[place]lost{}, map[talker]int64{}
 	add := func(t talker, c *carried, at int64) {
 		if sums[t] == nil {
@@ -263,9 +263,9 @@ func (h *hour) sum(now time.Time, last int64) ([]talked, map[place]lost, map[tal
 		}
 		miss(h.lost)
 	}
-	out := make([]talked, 0, len(sums))
+	out := make([]flowTotals, 0, len(sums))
 	for t, c := range sums {
-		out = append(out, talked{t, *c})
+		out = append(out, flowTotals{t, *c})
 	}
 	sort.Slice(out, func(i, j int) bool {
 		return cmp.Or(-cmp.Compare(out[i].allBytes(), out[j].allBytes()), cmp.Compare(out[i].talker.port, out[j].talker.port),

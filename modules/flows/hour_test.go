@@ -210,7 +210,7 @@ func TestHourIsBounded(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	copied := h
 	for i := range copied.past {
-		copied.past[i].kept = append([]talked(nil), h.past[i].kept...)
+		copied.past[i].kept = append([]flowTotals(nil), h.past[i].kept...)
 	}
 	runtime.GC()
 	runtime.ReadMemStats(&after)

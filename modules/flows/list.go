@@ -265,7 +265,7 @@ func (v *value) state(proto uint8) string {
 }
 
 // record describes the sum of flows.
-func (t *talked) record(module string, last time.Time) sdk.FlowRecord {
+func (t *flowTotals) record(module string, last time.Time) sdk.FlowRecord {
 	r := record(module, t.talker.place, t.talker.proto, int(t.talker.initiator), &t.carried)
 	if t.talker.initiator == egress {
 		r.Destination = address(t.talker.remote).String()

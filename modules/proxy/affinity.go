@@ -68,9 +68,9 @@ func (w *running) affinityLimit() (limit int64, remedy string) {
 	return free, "tables.sessions"
 }
 
-// noteForgetful finds, after a sweep, the interfaces whose clients use addresses with affinity and have come to the
-// limit, so that new ones are not remembered. They have left it when a tenth is free again.
-func (w *running) noteForgetful() {
+// updateAffinityLimits determines, after a sweep, the interfaces whose clients use addresses with affinity and have
+// reached the limit, so that new ones are not remembered. They are below it again when a tenth is free.
+func (w *running) updateAffinityLimits() {
 	limit, _ := w.affinityLimit()
 	before := w.forgetful
 	w.forgetful = map[uint32]bool{}

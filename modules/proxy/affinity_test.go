@@ -208,7 +208,7 @@ func TestAffinityEndsWithEjection(t *testing.T) {
 	index, _ := s.entry("web-0")
 	s.w.maps.stats[index].Failures += 5
 	for range 2 { // also with what the agent sends again
-		if err := s.w.judge(s.now); err != nil {
+		if err := s.w.ejectFailing(s.now); err != nil {
 			t.Fatal(err)
 		}
 		if _, e := s.entry("web-0"); e.Flags != instanceEjected {
@@ -221,7 +221,7 @@ func TestAffinityEndsWithEjection(t *testing.T) {
 		t.Fatal("the client goes to an instance that is ejected")
 	}
 	s.now = s.now.Add(time.Minute)
-	if err := s.w.judge(s.now); err != nil {
+	if err := s.w.ejectFailing(s.now); err != nil {
 		t.Fatal(err)
 	}
 	if _, e := s.entry("web-0"); e.Flags != 0 {

@@ -200,9 +200,9 @@ func (w *running) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
 	w.note("unknown addresses", err)
-	w.note("slots that have rested", w.useRested(now))
+	w.note("slots that have rested", w.reuseFreedSlots(now))
 	w.note("closest instances", w.rankAgain(now))
-	w.note("passive health", w.judge(now))
+	w.note("passive health", w.ejectFailing(now))
 }
 
 // note keeps the result of background work for Health.
@@ -235,9 +235,9 @@ func (w *running) rankAgain(now time.Time) error {
 	return nil
 }
 
-// useRested gives slots that have rested to runs without room: an address that another virtual service has taken over
-// waits for those of before, and is not served meanwhile.
-func (w *running) useRested(now time.Time) error {
+// reuseFreedSlots gives slots, once their waiting time is over, to runs without room: an address that another virtual
+// service has taken over waits for its former slots, and is not served in the meantime.
+func (w *running) reuseFreedSlots(now time.Time) error {
 	return w.retry(now, func(s *service) bool { return s.short != 0 && w.slots.has(s.short, now) })
 }
 

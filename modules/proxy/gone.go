@@ -4,8 +4,8 @@ package proxy
 
 import "time"
 
-// goneThings are the clients and instances whose sessions cannot continue.
-type goneThings struct {
+// removedPeers are the clients and instances whose sessions cannot continue.
+type removedPeers struct {
 	clients   map[uint32]bool // ifindex: there
 	instances map[uint32]bool
 	ports     map[portKey]bool // of UDP, that instances do not serve any more
@@ -14,10 +14,10 @@ type goneThings struct {
 
 // gone takes, under the lock, a copy of what the sweep needs to know about removed interfaces and instances, so that
 // the sweep itself can run without it.
-func (w *running) gone(now time.Time) goneThings {
+func (w *running) gone(now time.Time) removedPeers {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	g := goneThings{clients: map[uint32]bool{}, instances: map[uint32]bool{}, ports: map[portKey]bool{},
+	g := removedPeers{clients: map[uint32]bool{}, instances: map[uint32]bool{}, ports: map[portKey]bool{},
 		before: now.Add(-goneFor)}
 	for ifindex, l := range w.locals.byIfindex {
 		g.clients[ifindex] = l.gone.IsZero() || now.Sub(l.gone) < absentFor
@@ -39,7 +39,7 @@ func (w *running) gone(now time.Time) goneThings {
 // registered again continues.
 const absentFor = 30 * time.Second
 
-func (g *goneThings) has(k *flow, e *session) bool {
+func (g *removedPeers) has(k *flow, e *session) bool {
 	client, port := k.Ifindex, k.DPort
 	if e.Flags&sessionReverse != 0 {
 		client, port = e.Other, e.SPort

@@ -37,14 +37,14 @@ func (h *health) text() string {
 	return fmt.Sprintf("%s; until %s", h.why, h.until.Format(time.TimeOnly))
 }
 
-// judge ejects instances to which connects fail, and lets those return whose time is over.
-func (w *running) judge(now time.Time) error {
+// ejectFailing ejects instances to which connects fail, and readmits those whose time is over.
+func (w *running) ejectFailing(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.services {
 		changed := false
 		for _, t := range s.targets {
-			if !w.judgeTarget(s, t, now) {
+			if !w.updateEjection(s, t, now) {
 				continue
 			}
 			changed = true
@@ -64,9 +64,9 @@ func (w *running) judge(now time.Time) error {
 	return nil
 }
 
-// judgeTarget reports whether an instance was ejected or has returned. One that has accepted a connection since the
-// last look is well, whatever else failed meanwhile.
-func (w *running) judgeTarget(s *service, t *target, now time.Time) bool {
+// updateEjection reports whether an instance was ejected or readmitted. One that has accepted a connection since the
+// last call is healthy, whatever else failed in the meantime.
+func (w *running) updateEjection(s *service, t *target, now time.Time) bool {
 	h, stats := &t.health, &w.maps.stats[t.index]
 	answers, failures := stats.answers(), stats.failures()
 	succeeded := answers != h.answers

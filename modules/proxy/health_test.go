@@ -65,7 +65,7 @@ func (c *clinic) session(port uint16) (flow, session) {
 func (c *clinic) look(after time.Duration) {
 	c.t.Helper()
 	c.now = c.now.Add(after)
-	if err := c.w.judge(c.now); err != nil {
+	if err := c.w.ejectFailing(c.now); err != nil {
 		c.t.Fatal(err)
 	}
 }

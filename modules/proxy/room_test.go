@@ -131,17 +131,17 @@ func TestMovedAddressGetsItsSlots(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8}}`)
 	p.put(otherService("first", "10.30.0.1", 5))
 	p.put(otherService("second", "10.30.0.1", 5))
-	useRested := func() {
+	reuseFreedSlots := func() {
 		t.Helper()
-		if err := p.w.useRested(p.now); err != nil {
+		if err := p.w.reuseFreedSlots(p.now); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if useRested(); p.served("10.30.0.1") != nil {
+	if reuseFreedSlots(); p.served("10.30.0.1") != nil {
 		t.Errorf("served by %v before its slots have rested", p.served("10.30.0.1"))
 	}
 	p.now = p.now.Add(restFor)
-	useRested()
+	reuseFreedSlots()
 	p.same("after that", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
 	if s := p.w.services["second"]; s.short != 0 || s.spec != nil || p.w.Health() != nil {
 		t.Errorf("%d slots are missing: %v", s.short, p.w.Health())
@@ -151,7 +151,7 @@ func TestMovedAddressGetsItsSlots(t *testing.T) {
 // A service that the kernel refuses to write is in trouble until it is written: ticks without errors do not clear that,
 // and the sweep tries it again.
 func TestFailedWriteIsTriedAgain(t *testing.T) {
-	for name, retry := range map[string]func(*running, time.Time) error{"slots": (*running).useRested,
+	for name, retry := range map[string]func(*running, time.Time) error{"slots": (*running).reuseFreedSlots,
 		"sweep": (*running).again} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlant(t, `{"tables": {"slots": 8}}`)

@@ -236,7 +236,7 @@ func (w *running) sweep(now time.Time) error {
 	w.tally = s.tally
 	w.tally.Expired, w.tally.Took, w.tally.At = expired, steps.took(), now
 	w.correct(before)
-	w.noteForgetful()
+	w.updateAffinityLimits()
 	if err := w.free(now); err != nil {
 		return err
 	}
@@ -244,7 +244,7 @@ func (w *running) sweep(now time.Time) error {
 }
 
 // read takes note of all sessions.
-func (w *running) read(gone goneThings, steps *steps) error {
+func (w *running) read(gone removedPeers, steps *steps) error {
 	table := func(kept bool) func([]flow, []session) {
 		return func(keys []flow, values []session) {
 			for i := range keys {
@@ -349,9 +349,9 @@ func (w *running) sessionCounts() reading {
 	return r
 }
 
-// astray is what a number is to be corrected by that was before and after a sweep, which has found another one. churn
-// is how many came, and as many may have gone, meanwhile.
-func astray(before, found, after, churn int64) int64 {
+// counterCorrection returns the correction of a counter from its values before and after a sweep, which has found
+// another one. churn is the number of entries added in the meantime; as many may have been removed.
+func counterCorrection(before, found, after, churn int64) int64 {
 	if least := min(before, after) - churn; found < least {
 		return found - least
 	}
@@ -368,7 +368,7 @@ func (w *running) correct(before reading) {
 	for _, t := range w.targets {
 		stats := &w.maps.stats[t.index]
 		churn := max(0, int64(stats.opened())-before.opened[t.index])
-		stats.addSessions(astray(before.open[t.index], w.sweeper.open[t.index], stats.sessions(), churn))
+		stats.addSessions(counterCorrection(before.open[t.index], w.sweeper.open[t.index], stats.sessions(), churn))
 		w.tally.Sessions += int(w.sweeper.open[t.index])
 		all += churn
 	}
@@ -380,7 +380,7 @@ func (w *running) correct(before reading) {
 	}
 	for i := range w.maps.shares {
 		s := &w.maps.shares[i]
-		s.addSessions(astray(before.shares[i], found[i], int64(s.sessions()), 2*all)) // with an affinity each
+		s.addSessions(counterCorrection(before.shares[i], found[i], int64(s.sessions()), 2*all)) // with an affinity each
 	}
 }
 

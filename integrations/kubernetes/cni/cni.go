@@ -102,7 +102,7 @@ func check(args *skel.CmdArgs) error {
 	if err == nil {
 		err = p.verify(ctx, s)
 	}
-	return asCNI(err)
+	return cniError(err)
 }
 
 // del removes the service of the pod. It succeeds whatever the agent answers: a pod must not remain because of Kerb,

@@ -22,7 +22,7 @@ const retryAfter = 50 * time.Millisecond
 // protect returns when chains on the pod's interface drop its packets, or when those of its labels are attached. It
 // retries while the agent restarts.
 func (p attachment) protect(ctx context.Context) error {
-	return asCNI(retry(ctx, func() error {
+	return cniError(retry(ctx, func() error {
 		s, err := p.apply(ctx)
 		if err != nil {
 			return err
@@ -207,8 +207,8 @@ func isTemporary(err error) bool {
 		no.status == statusPreconditionFailed || no.status == statusTooMany || no.status >= statusInternal)
 }
 
-// asCNI gives an error its code.
-func asCNI(err error) error {
+// cniError adds the CNI error code to an error.
+func cniError(err error) error {
 	var away *unreachable
 	var no *refused
 	var code uint

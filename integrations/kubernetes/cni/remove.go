@@ -59,7 +59,7 @@ func gc(args *skel.CmdArgs) error {
 	a := agent{conf.Socket}
 	var services []v1.Service
 	if err := a.call(ctx, request{method: "GET", path: "/v1/services"}, &services); err != nil {
-		return asCNI(err)
+		return cniError(err)
 	}
 	var failed []error
 	for _, s := range services {
@@ -68,7 +68,7 @@ func gc(args *skel.CmdArgs) error {
 			failed = append(failed, a.delete(ctx, s))
 		}
 	}
-	return asCNI(errors.Join(failed...))
+	return cniError(errors.Join(failed...))
 }
 
 // status fails while no pod could be protected. It waits for an agent that restarts, as ADD does: on a node that is not

@@ -77,18 +77,18 @@ func (n Network) Uninstall() error {
 		return err
 	}
 	defer lock.Close()
-	if err := removeIfThere(n.path()); err != nil {
+	if err := removeIfExists(n.path()); err != nil {
 		return err
 	}
 	if n.Bin != "" {
-		if err := removeIfThere(filepath.Join(n.Bin, n.Plugin)); err != nil {
+		if err := removeIfExists(filepath.Join(n.Bin, n.Plugin)); err != nil {
 			return err
 		}
 	}
-	return removeIfThere(lock.Name())
+	return removeIfExists(lock.Name())
 }
 
-func removeIfThere(path string) error {
+func removeIfExists(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -92,7 +92,7 @@ func TestReadyInRollout(t *testing.T) {
 // nodes come or report other modules. A limited number is written at a time.
 func TestTenants(t *testing.T) {
 	s, now := newState(), time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	nodes := handler(s, ofNodes, s.nodes, essence)
+	nodes := handler(s, ofNodes, s.nodes, usedFields)
 	tenants := handler(s, ofTenants, s.tenants, func(m tenant) tenant { return m })
 	node := func(i int, status *api.KerbNodeStatus) api.KerbNode {
 		return api.KerbNode{Metadata: api.ObjectMeta{Name: fmt.Sprintf("n%02d", i)}, Status: status}

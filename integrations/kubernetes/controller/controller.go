@@ -125,7 +125,7 @@ func followAll(ctx context.Context, running *sync.WaitGroup, client *watch.Clien
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,
-			handler(s, ofNodes, s.nodes, essence))
+			handler(s, ofNodes, s.nodes, usedFields))
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
@@ -136,8 +136,8 @@ func followAll(ctx context.Context, running *sync.WaitGroup, client *watch.Clien
 	})
 }
 
-// essence is what is used of a KerbNode: whole messages of 5,000 nodes would take the most memory.
-func essence(n api.KerbNode) api.KerbNode {
+// usedFields returns the used fields of a KerbNode: whole objects of 5,000 nodes would take the most memory.
+func usedFields(n api.KerbNode) api.KerbNode {
 	out := api.KerbNode{Metadata: api.ObjectMeta{Name: n.Metadata.Name}}
 	if n.Status == nil {
 		return out

@@ -227,7 +227,7 @@ func TestForgedCheckHalts(t *testing.T) {
 	d := newDrill(t, 20, api.Rollout{}).checked()
 	d.nodes[3].Status.Modules = []api.ModuleReport{{Name: "web", Generation: 7, Reason: api.CheckFailed,
 		Message: "a\x1b[2Jb\r\nc" + strings.Repeat("x", 5000)}}
-	d.nodes[3] = essence(d.nodes[3])
+	d.nodes[3] = usedFields(d.nodes[3])
 	r := newRecorded(d)
 	var written struct{ Reason, Message string }
 	writer := events.New(watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

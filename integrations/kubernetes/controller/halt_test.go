@@ -146,7 +146,7 @@ func TestLostAfterComplete(t *testing.T) {
 	}
 	same := func(m api.ClusterModule) api.ClusterModule { return m }
 	handler(s, ofModules, s.modules, same).Replace([]api.ClusterModule{m})
-	handler(s, ofNodes, s.nodes, essence).Replace(d.nodes)
+	handler(s, ofNodes, s.nodes, usedFields).Replace(d.nodes)
 	if s.due(d.now) != nil {
 		t.Fatal("rollouts continue before it is known which nodes are Ready")
 	}

@@ -310,11 +310,11 @@ func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *
 		remedy = "as no node runs the new one; then change it, or spec.rollout.nodes, and begin again"
 	}
 	return &api.Halt{Reason: reason, Message: truncate(fmt.Sprintf("%s: %s; kubectl kerb rollout undo %s has all nodes "+
-		"run the previous version, %s", text, t.blame(bad > len(t.failed)), m.Metadata.Name, remedy), maxMessage)}
+		"run the previous version, %s", text, t.failureSummary(bad > len(t.failed)), m.Metadata.Name, remedy), maxMessage)}
 }
 
-// blame names the first nodes that failed, with what they say, or those that say nothing.
-func (t tally) blame(silent bool) string {
+// failureSummary names the first nodes that failed, with their messages, or those that are silent.
+func (t tally) failureSummary(silent bool) string {
 	var out []string
 	for _, f := range t.failed {
 		out = append(out, f.node+" "+truncate(f.text, maxSaid))

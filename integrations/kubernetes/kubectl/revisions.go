@@ -177,7 +177,7 @@ func restored(o object, r api.ModuleRevision) (api.RawSpec, error) {
 		return nil, fmt.Errorf("%d nodes have gone back from the present version of ClusterModule %s, and would run it "+
 			"until the rollout reaches them: kubectl kerb rollout undo %s, or mend the version", o.Status.RolledBack, name, name)
 	default:
-		if field := aside(spec, o.spec); field != "" {
+		if field := changedOutsideRollout(spec, o.spec); field != "" {
 			return nil, fmt.Errorf("ModuleRevision %s differs in spec.%s, which changes on all nodes at once: change that "+
 				"first, or remove spec.rollout", r.Metadata.Name, field)
 		}
@@ -201,8 +201,9 @@ func restored(o object, r api.ModuleRevision) (api.RawSpec, error) {
 	return spec, nil
 }
 
-// aside returns a field in which two specs differ and that no rollout brings to the nodes in waves, or nothing.
-func aside(a, b api.RawSpec) string {
+// changedOutsideRollout returns a field in which two specs differ and that rollouts do not bring to the nodes in waves,
+// or an empty string.
+func changedOutsideRollout(a, b api.RawSpec) string {
 	for _, field := range slices.Sorted(maps.Keys(a)) {
 		if field != "package" && field != "config" && field != "rollout" && !sameJSON(a[field], b[field]) {
 			return field

@@ -85,7 +85,7 @@ func TestRestoredAside(t *testing.T) {
 		if err := json.Unmarshal([]byte(spec), &before); err != nil {
 			t.Fatal(err)
 		}
-		if got := aside(before, o.spec); got != want {
+		if got := changedOutsideRollout(before, o.spec); got != want {
 			t.Errorf("%s differs in %q, want %q", spec, got, want)
 		}
 	}

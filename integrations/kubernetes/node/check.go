@@ -115,7 +115,7 @@ func (s *syncer) try(ctx context.Context, m api.Module, module v1.Module, c *che
 		if err != nil {
 			return err
 		}
-		if text = dearer(m.Spec.Rollout, latencyOf(cost.Before), latencyOf(cost.After)); text == "" {
+		if text = excessCost(m.Spec.Rollout, latencyOf(cost.Before), latencyOf(cost.After)); text == "" {
 			return nil
 		}
 	}

@@ -30,10 +30,10 @@ func latencyOf(c *v1.Cost) []v1.Latency {
 	return c.Latency
 }
 
-// dearer returns how much more a version costs than spec.rollout.maxCost allows; empty if it does not. It compares the
-// best runs of the slowest kinds of packets, which do not depend on what else the node does. What was not measured
-// before, or is not yet, costs nothing more.
-func dearer(r *api.Rollout, before, now []v1.Latency) string {
+// excessCost returns by how much a version exceeds spec.rollout.maxCost; empty if it does not. It compares the best
+// runs of the slowest kinds of packets, which do not depend on the node's load. What was not measured before, or has
+// not been yet, counts as no excess.
+func excessCost(r *api.Rollout, before, now []v1.Latency) string {
 	if r.MaxCost == nil || before == nil {
 		return ""
 	}

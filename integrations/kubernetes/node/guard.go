@@ -277,7 +277,7 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 				remedy)
 		}
 	}
-	if text := dearer(m.Spec.Rollout, t.Cost, costOf(now)); text != "" {
+	if text := excessCost(m.Spec.Rollout, t.Cost, costOf(now)); text != "" {
 		return text + remedy + ", or raise maxCost"
 	}
 	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })

@@ -147,7 +147,7 @@ func (s *state) replaceModules(all []api.Module, more map[string]bool) {
 		}
 	}
 	maps.DeleteFunc(s.modules, func(_ string, m api.Module) bool {
-		s.ruled(m.Metadata.Namespace)
+		s.noteModulesChanged(m.Metadata.Namespace)
 		return m.Metadata.Namespace != ""
 	})
 	s.room = newModuleRoom()

@@ -90,7 +90,7 @@ func TestRoomOfModules(t *testing.T) {
 	}
 	y, v := &syncer{state: s}, s.view()
 	theirs, ours := podIn(t, s, v.rules, "evil", "u2"), podIn(t, s, v.rules, "shop", "u1")
-	if y.bars(v, theirs) != manyModules || y.bars(v, ours) != nil {
+	if y.holdOfRejected(v, theirs) != manyModules || y.holdOfRejected(v, ours) != nil {
 		t.Error("pods are held by a namespace other than theirs, or not by theirs")
 	}
 	dir := t.TempDir()

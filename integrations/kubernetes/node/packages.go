@@ -118,7 +118,7 @@ func (s *state) provides(image string) {
 	s.mu.Unlock()
 	s.update(bit, func() bool {
 		for namespace := range namespaces {
-			s.ruled(namespace)
+			s.noteModulesChanged(namespace)
 		}
 		return bit == ofClusterModules || len(namespaces) > 0
 	})
@@ -296,8 +296,8 @@ func (a *attempt) note(err error) bool {
 	return changed
 }
 
-// inventory has those packages pulled that are missing.
-func (s *syncer) inventory(ctx context.Context, v view) error {
+// pullMissing pulls missing packages.
+func (s *syncer) pullMissing(ctx context.Context, v view) error {
 	if s.puller == nil {
 		return nil
 	}

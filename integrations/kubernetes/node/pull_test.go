@@ -76,13 +76,13 @@ func imageModule(name, image string) api.Module {
 func drain(t *testing.T, s *syncer) {
 	t.Helper()
 	s.listed = time.Time{}
-	if err := s.inventory(t.Context(), s.state.view()); err != nil {
+	if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 		t.Fatal(err)
 	}
 	for image, _ := s.puller.next(); image != ""; image, _ = s.puller.next() {
 		s.puller.try(t.Context(), image)
 	}
-	if err := s.inventory(t.Context(), s.state.view()); err != nil {
+	if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,7 +211,7 @@ func TestNamespacesLeaveRoom(t *testing.T) {
 		t.Errorf("%d modules without a package, want %d", tooMany, want)
 	}
 	s.state.moduleHandler(ofClusterModules).Set(imageModule("wide", "r.example/wide@1"))
-	if err := s.inventory(t.Context(), s.state.view()); err != nil {
+	if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 		t.Fatal(err)
 	}
 	if image, _ := s.puller.next(); image != "r.example/wide@1" {
@@ -270,7 +270,7 @@ func TestListsAreSeldom(t *testing.T) {
 	s.state.moduleHandler(ofClusterModules).Replace([]api.Module{imageModule("a", "r.example/a@1")})
 	round := func(what string, lists int) {
 		t.Helper()
-		if err := s.inventory(t.Context(), s.state.view()); err != nil {
+		if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 			t.Fatal(err)
 		}
 		s.dispose(t.Context(), s.state.view())
@@ -395,7 +395,7 @@ func TestChecksNeedPackages(t *testing.T) {
 			t.Errorf("%s: the node reports %q, want %q", what, got, reason)
 		}
 	}
-	if err := s.inventory(t.Context(), s.state.view()); err != nil {
+	if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 		t.Fatal(err)
 	}
 	expect("the first attempt has not ended", "")

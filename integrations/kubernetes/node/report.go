@@ -40,7 +40,7 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
 	rollouts := s.state.rollouts()
-	reports := distinct(append(rollouts.failed, s.titled()...)) // those that halt a rollout come first
+	reports := distinct(append(rollouts.failed, s.namedReports()...)) // those that halt a rollout come first
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
@@ -87,8 +87,8 @@ func distinct(reports []api.ModuleReport) (out []api.ModuleReport) {
 	return out
 }
 
-// titled returns the reports with the names that the modules have in the API server.
-func (s *syncer) titled() []api.ModuleReport {
+// namedReports returns the reports under the names that the modules have in the API server.
+func (s *syncer) namedReports() []api.ModuleReport {
 	out := slices.Clone(s.reports)
 	for i := range out {
 		out[i].Name = cmp.Or(s.titles[out[i].Name], out[i].Name)

@@ -179,9 +179,10 @@ func (s *serviceState) removeSlice(key services.Key, name string) {
 	}
 }
 
-// starved reports whether there is room now for a Service, or for its endpoints, that had to be left out. Nothing of
-// them is kept: they have to be listed again. The rest that a full list leaves is no reason: the next would, too.
-func (s *serviceState) starved() bool {
+// hasRoomAgain reports whether there is room now for a Service, or for its endpoints, that had to be left out. They are
+// not stored, so they have to be listed again. Services that a full list leaves out do not count: the next list would
+// leave them out, too.
+func (s *serviceState) hasRoomAgain() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.synced != ofServices|ofSlices {

@@ -168,7 +168,7 @@ func TestRoomOfNamespaces(t *testing.T) {
 	if len(desired) != maxServices/2+1 {
 		t.Errorf("%d virtual services", len(desired))
 	}
-	if s.starved() {
+	if s.hasRoomAgain() {
 		t.Error("it is to be listed again without room")
 	}
 	served := all[0]
@@ -178,7 +178,7 @@ func TestRoomOfNamespaces(t *testing.T) {
 		}
 	}
 	service.Delete(served)
-	if !s.starved() {
+	if !s.hasRoomAgain() {
 		t.Error("a Service has room, and is not listed again")
 	}
 	slice.Set(sliceOf("s0001", "a", maxEndpoints/2+1))
@@ -195,7 +195,7 @@ func TestRoomOfNamespaces(t *testing.T) {
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.taken(services.Node{}, false)
 	if len(s.all) != 1 || s.total != (usage{useServices: 1, useListed: 1, useSlots: 1, usePorts: 1}) ||
-		len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
+		len(s.usage) != 1 || len(s.kept) != 0 || s.hasRoomAgain() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
 	}
 }
@@ -418,7 +418,7 @@ func TestListsAreBounded(t *testing.T) {
 		!s.total.within(1) {
 		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.kept), s.total)
 	}
-	if s.starved() {
+	if s.hasRoomAgain() {
 		t.Error("they are to be listed again without room")
 	}
 	small := wantedService("s999") // omitted before
@@ -432,7 +432,7 @@ func TestListsAreBounded(t *testing.T) {
 		o.Metadata.Namespace = "evil"
 		service.Delete(o)
 	}
-	if !s.starved() {
+	if !s.hasRoomAgain() {
 		t.Error("what was omitted has room, and is not listed again")
 	}
 	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
@@ -644,7 +644,7 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || !s.total.within(1) {
 		t.Errorf("%d are served, %v", len(desired), s.total)
 	}
-	if s.starved() {
+	if s.hasRoomAgain() {
 		t.Errorf("they are to be listed again without room: %v", s.total)
 	}
 }
@@ -678,8 +678,8 @@ func TestUnwantedServicesTakeNoRoom(t *testing.T) {
 		}
 		service.Replace(all)
 		slice.Replace(nil)
-		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.starved() {
-			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.starved())
+		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.hasRoomAgain() {
+			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.hasRoomAgain())
 		}
 	}
 }

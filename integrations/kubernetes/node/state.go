@@ -153,9 +153,9 @@ func handler[T any](s *state, bit int, reset func(int), set, remove func(T) bool
 	}
 }
 
-// ruled notes that modules for the pods of a namespace change with this update. A namespace that is not known has no
-// pods that could be admitted.
-func (s *state) ruled(namespace string) {
+// noteModulesChanged records that modules for the pods of a namespace change with this update. A namespace that is not
+// known has no pods that could be admitted.
+func (s *state) noteModulesChanged(namespace string) {
 	if _, known := s.namespaces[namespace]; known {
 		s.own[namespace] = s.rules + 1
 	}
@@ -182,7 +182,7 @@ func (s *state) tenantHandler() watch.Handler[api.Module] {
 	h := handler(s, ofModules, nil, s.setModule, func(m api.Module) bool {
 		deleted := s.deleteModule(m)
 		if deleted {
-			s.ruled(m.Metadata.Namespace)
+			s.noteModulesChanged(m.Metadata.Namespace)
 		}
 		return deleted
 	})
@@ -217,7 +217,7 @@ func (s *state) setModule(m api.Module) bool {
 	if kept, ok := s.modules[name]; ok {
 		s.noteImage(name, kept.Spec.Package.Image)
 	}
-	s.ruled(m.Metadata.Namespace)
+	s.noteModulesChanged(m.Metadata.Namespace)
 	return true
 }
 

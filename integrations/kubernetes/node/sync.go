@@ -113,7 +113,7 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 // syncModules applies all modules together. If the agent refuses that, or fails, it applies them one by one, so that a
 // wrong one keeps no other away; what runs of a refused one keeps running.
 func (s *syncer) syncModules(ctx context.Context, v view) error {
-	if err := s.inventory(ctx, v); err != nil {
+	if err := s.pullMissing(ctx, v); err != nil {
 		return err
 	}
 	want := s.wanted(v)
@@ -314,7 +314,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		p, ok := pods.of(service.Metadata.Name, pending)
 		ok = ok && (!p.mirror || p.isOf(service))
 		if ok && p.held == nil {
-			p.held = s.bars(v, p)
+			p.held = s.holdOfRejected(v, p)
 		}
 		switch {
 		case ok && p.held != nil:
@@ -373,10 +373,11 @@ func vanished(s v1.Service) bool {
 	})
 }
 
-// bars returns the hold of a pod that a module would select which the agent has refused: the pod keeps dropping
-// everything. A selector that cannot be understood may select any pod, and so may a Module that is not kept. A pod that
-// runs keeps the labels that it had. Modules do not hold it: their authors could keep it away from ClusterModules.
-func (s *syncer) bars(v view, p podService) *hold {
+// holdOfRejected returns the hold of a pod that a module would select which the agent has rejected: the pod keeps
+// dropping everything. A selector that cannot be parsed may select any pod, and so may a Module that is not kept. A
+// running pod keeps the labels that it had. Modules do not hold it: their authors could keep it away from
+// ClusterModules.
+func (s *syncer) holdOfRejected(v view, p podService) *hold {
 	if p.pending && v.more[p.namespace] {
 		return manyModules
 	}

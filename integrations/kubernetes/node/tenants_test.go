@@ -164,7 +164,7 @@ func TestModulesAreCounted(t *testing.T) {
 		if len(a.modules) != api.MaxModules+1 { // and that of pending pods
 			t.Errorf("%s: the agent has %d modules", what, len(a.modules))
 		}
-		if got := fmt.Sprint(s.titled()); !strings.Contains(got, report) || report == "" && got != "[]" {
+		if got := fmt.Sprint(s.namedReports()); !strings.Contains(got, report) || report == "" && got != "[]" {
 			t.Errorf("%s: the node reports %s", what, got)
 		}
 	}
@@ -226,7 +226,7 @@ func TestLargeModules(t *testing.T) {
 		if _, err := s.round(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		m, report := a.modules[name], fmt.Sprint(s.titled())
+		m, report := a.modules[name], fmt.Sprint(s.namedReports())
 		if len(fmt.Sprint(m.Spec.Config)) < api.MaxSize/2 ||
 			strings.Contains(report, "shop/big 0 TooLarge") != (size == api.MaxSize) {
 			t.Errorf("%d bytes: the agent has %.100v, the node reports %s", size, m.Spec, report)

@@ -278,7 +278,7 @@ func TestModulesAreConfined(t *testing.T) {
 		}
 	}
 	other := podService{pod: pod{namespace: "other"}, pending: true}
-	if (&syncer{barred: []api.Module{m}}).bars(view{}, other) != nil {
+	if (&syncer{barred: []api.Module{m}}).holdOfRejected(view{}, other) != nil {
 		t.Error("a refused Module holds pods of another namespace")
 	}
 }

@@ -60,7 +60,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 	switch {
 	case wanted && v.stop == nil:
 		v.start(ctx)
-	case wanted && time.Since(v.started) >= relistEvery && v.state.starved():
+	case wanted && time.Since(v.started) >= relistEvery && v.state.hasRoomAgain():
 		v.stop()
 		v.state.clear() // the agent keeps what it has until both lists are complete
 		v.start(ctx)

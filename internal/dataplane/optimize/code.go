@@ -40,7 +40,7 @@ type Fact struct {
 }
 
 // Code returns a shorter function that does the same, or the function as it is if it has instructions that are not
-// understood. It must begin a program: the first register holds the context of the hook. Labels are gone then, but for
+// isSupported. It must begin a program: the first register holds the context of the hook. Labels are gone then, but for
 // the function's own.
 func Code(code asm.Instructions, facts map[string][]Fact) asm.Instructions {
 	p := programs.Get().(*program)
@@ -96,7 +96,7 @@ func (p *program) parse(code asm.Instructions, facts map[string][]Fact) bool {
 	for i := range p.code {
 		n := &p.code[i]
 		at += int(n.Width())
-		if !n.understood() {
+		if !n.isSupported() {
 			return false
 		}
 		if !n.jumps() {
@@ -113,9 +113,9 @@ func (p *program) parse(code asm.Instructions, facts map[string][]Fact) bool {
 	return true
 }
 
-// understood excludes the instructions that classic BPF had to read packets, long jumps, and atomic instructions that
+// isSupported excludes the instructions that classic BPF had to read packets, long jumps, and atomic instructions that
 // are new: load-acquire (Linux 6.15) writes the register that others only read.
-func (n *node) understood() bool {
+func (n *node) isSupported() bool {
 	op := n.OpCode
 	switch op.Class() {
 	case asm.LdClass:

@@ -116,7 +116,7 @@ func (d *demo) purgeLeftPins() error {
 	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 		return fmt.Errorf("kerb purge: %w: %s", err, strings.TrimSpace(string(out)))
 	}
-	return removeIfThere(pinsIn)
+	return removeIfExists(pinsIn)
 }
 
 // leftovers are files and namespaces of a demo.
@@ -136,11 +136,11 @@ func leftovers() []string {
 }
 
 func removeFiles() error {
-	return errors.Join(os.RemoveAll(runDir), os.RemoveAll(stateIn), removeIfThere(pinsIn), removeCgroup())
+	return errors.Join(os.RemoveAll(runDir), os.RemoveAll(stateIn), removeIfExists(pinsIn), removeCgroup())
 }
 
-// removeIfThere removes an empty directory.
-func removeIfThere(dir string) error {
+// removeIfExists removes an empty directory.
+func removeIfExists(dir string) error {
 	if err := os.Remove(dir); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
