@@ -2,10 +2,10 @@
 
 //go:build ignore
 
-/* Counts packets and bytes by interface, direction and protocol. Each CPU has counters of its own,
- * so that none is lost to another. They lie in a small table where each key has one place; who
- * finds it taken by another key counts in a hash table, which costs more. A taken place is never
- * given away here, so no count ever moves. */
+/* Counts packets and bytes by interface, direction and protocol. Each CPU has its own counters, so
+ * that no increment is lost. They are in a small table where each key has one slot; a key whose
+ * slot is taken by another key counts in a hash table, which costs more. A slot is never reassigned
+ * here, so no counter ever moves. */
 #include <kerb/module.h>
 
 #define COUNTER_FLOWS	   16384 /* 1,000 services with 8 protocols in 2 directions */
@@ -34,7 +34,7 @@ struct counter_value {
 };
 
 struct counter_place {
-	__u64 key; /* struct counter_key of the first packet on this CPU, 0: free */
+	__u64 key; /* struct counter_key of this CPU's first packet, 0: free */
 	struct counter_value value;
 };
 
@@ -53,7 +53,7 @@ struct {
 	__type(value, struct counter_value);
 } counts SEC(".maps");
 
-/* What found no room in counts, by direction. */
+/* Packets for which there was no room in counts, by direction. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
@@ -68,7 +68,7 @@ static __always_inline int counter_add_packet(struct counter_value *v, __u32 len
 	return KERB_NEXT;
 }
 
-/* Another CPU may be creating the same entry: then its entry is ours too. */
+/* Another CPU may be creating the same entry: then that entry is used. */
 static __noinline int counter_count_in_hash(__u64 word, __u32 len)
 {
 	struct counter_key key = {.word = word};

@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* Records who talks to whom: packets and bytes of each flow in both directions, and of TCP the
- * handshake's round trip and retransmits. Every packet passes. */
+/* Records flows: packets and bytes of each flow in both directions, and for TCP the handshake's
+ * round trip and retransmits. Every packet passes. */
 #include "tcp.h"
 
 KERB_LICENSE("Dual BSD/GPL");
@@ -14,7 +14,7 @@ static __always_inline void flows_map4(struct flows_addr *to, __be32 addr)
 	to->word[3] = addr;
 }
 
-/* Addresses and ports of a packet as a key. Whether they could be read. */
+/* Reads addresses and ports of a packet as a key. Returns whether they could be read. */
 static __always_inline bool flows_read(const struct kerb_pkt *pkt, struct flows_key *key,
 				       __u32 side)
 {
@@ -76,7 +76,7 @@ static __always_inline void flows_count_tcp(const struct kerb_pkt *pkt, struct f
 	flows_tcp(v, &v->side[side], &v->side[!side], side, &s);
 }
 
-/* Whether the packet can be in a flow; what is IP and cannot is counted. */
+/* Whether the packet can belong to a flow; IP packets that cannot are counted. */
 static __always_inline bool flows_key_of(struct kerb_pkt *pkt, struct flows_key *key, __u32 side,
 					 bool count)
 {
@@ -90,7 +90,7 @@ static __always_inline bool flows_key_of(struct kerb_pkt *pkt, struct flows_key 
 	return false;
 }
 
-/* Adds a packet to its flow. Returns NULL if it is in none. */
+/* Adds a packet to its flow. Returns NULL if it has none. */
 static __always_inline struct flows_value *flows_record(struct kerb_pkt *pkt, __u32 side)
 {
 	struct flows_key key = {};
@@ -109,7 +109,7 @@ static __always_inline struct flows_value *flows_record(struct kerb_pkt *pkt, __
 	return v;
 }
 
-/* The flow of a packet that was added before. Not there if a module has changed the addresses. */
+/* The flow of a packet that was added before; NULL if a module has changed the addresses. */
 static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, __u32 side)
 {
 	struct flows_key key = {};
@@ -117,7 +117,7 @@ static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, 
 	return flows_key_of(pkt, &key, side, false) ? bpf_map_lookup_elem(&flows, &key) : 0;
 }
 
-/* What another module has decided. Packets that do not come here are added now. */
+/* The verdict of another module. Packets that have not reached this module are added now. */
 static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, __u32 module,
 					  bool seen, __u32 side)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The flows that are held: one entry for both directions, by interface, protocol, addresses and
- * ports. The ends are named as the interface sees them (local is the service), so that a packet of
- * either direction finds its entry by one lookup; which end began is in the entry. */
+/* The table of flows: one entry for both directions, by interface, protocol, addresses and ports.
+ * The ends are named as the interface sees them (local is the service), so that a packet of either
+ * direction finds its entry with one lookup; the entry says which end is the initiator. */
 #ifndef FLOWS_TABLE_H
 #define FLOWS_TABLE_H
 
@@ -11,7 +11,7 @@
 #define FLOWS_EGRESS  0
 #define FLOWS_INGRESS 1
 
-/* Flows that an interface may hold at a time. Those of another one do not take its room. */
+/* Maximum number of flows per interface, so that one takes no room of another. */
 KERB_CONFIG(__u32, quota, 1024);
 
 struct flows_addr {
@@ -29,17 +29,17 @@ struct flows_key {
 	struct flows_addr local, remote;
 };
 
-/* What one direction has carried. A cache line of its own: the directions of a flow are often on
- * different CPUs. packets to replied are added to atomically, so they are exact. The rest is
- * written without a lock: where two CPUs have packets of the same direction at the same time, a
- * retransmit may be missed or counted twice. */
+/* Counters of one direction. A separate cache line: the directions of a flow are often on different
+ * CPUs. packets to replied are added to atomically, so they are exact. The rest is written without
+ * a lock: if two CPUs process packets of the same direction at the same time, a retransmit may be
+ * missed or counted twice. */
 struct flows_side {
 	__u64 packets, bytes; /* bytes of frames */
 	__u64 dropped;	      /* packets of these that a module dropped */
 	__u64 replied;	      /* packets of these that a module answered */
 	__u64 last;	      /* ns, CLOCK_MONOTONIC */
 	__u64 opened;	      /* ns, CLOCK_MONOTONIC: when its SYN or SYN/ACK was sent */
-	__u32 next;	      /* sequence number behind the last new byte, host byte order */
+	__u32 next;	      /* sequence number after the last new byte, host byte order */
 	__u32 retransmits;
 	__u8 tcp_flags;	  /* all so far, of this connection */
 	__u8 known;	  /* next is */
@@ -53,21 +53,21 @@ enum flows_handshake {
 	FLOWS_SYN = 1,
 	FLOWS_SYN_ACK = 2,
 	FLOWS_DONE = 3,
-	FLOWS_AMBIGUOUS = 4, /* repeated: which one was answered is not known (Karn) */
+	FLOWS_AMBIGUOUS = 4, /* retransmitted: unknown which one was answered (Karn) */
 };
 
 struct flows_value {
 	struct flows_side side[2]; /* by direction */
-	__u64 first;		   /* ns, CLOCK_MONOTONIC; 0: the entry is being made */
+	__u64 first;		   /* ns, CLOCK_MONOTONIC; 0: entry being created */
 	__u64 to_responder;	   /* ns from SYN to SYN/ACK; 0: not measured */
 	__u64 to_initiator;	   /* ns from SYN/ACK to its ACK; 0: not measured */
 	__u32 connections;	   /* TCP connections that began with these ports */
-	__u8 initiator;		   /* direction of the packets of the end that began */
+	__u8 initiator;		   /* direction of the packets from the initiator */
 	__u8 handshake;		   /* enum flows_handshake */
 	__u16 zero;
 };
 
-/* Written by packets, and by the control plane, which takes out what is idle. */
+/* Written for packets, and by the control plane, which removes idle entries. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 32768);
@@ -75,7 +75,7 @@ struct {
 	__type(value, struct flows_value);
 } flows SEC(".maps");
 
-/* A new entry. Never written: 160 bytes of the stack are too many in a chain with a firewall. */
+/* A new entry. Never written: 160 bytes of stack are too many in a chain with a firewall. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -83,7 +83,7 @@ struct {
 	__type(value, struct flows_value);
 } flows_blank SEC(".maps");
 
-/* What an interface has made, and what could not be held. Added to atomically by packets. */
+/* What an interface has created, and what could not be recorded. Updated atomically. */
 struct flows_service {
 	__u64 created;			       /* entries of flows */
 	__u64 unrecorded, unrecorded_bytes;    /* over the quota, or the table is full */
@@ -92,8 +92,8 @@ struct flows_service {
 
 #define FLOWS_INTERFACES 4096
 
-/* By interface. Entry 0, which the control plane makes, is for those that found no room: they share
- * its counts, and the flows that one interface may hold. */
+/* By interface. Entry 0, which the control plane creates, is for interfaces without room for an
+ * entry: they share its counters, and the flows that one interface may have. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FLOWS_INTERFACES);
@@ -102,8 +102,8 @@ struct {
 	__type(value, struct flows_service);
 } flows_services SEC(".maps");
 
-/* Entries of flows that the control plane has taken out, by key of flows_services. It alone writes
- * this. */
+/* Number of flows that the control plane has removed, by key of flows_services. Written only by
+ * it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FLOWS_INTERFACES);
@@ -117,7 +117,7 @@ static __always_inline void flows_add(__u64 *to, __u64 n)
 	__sync_fetch_and_add(to, n);
 }
 
-/* Where an interface is counted. ifindex becomes 0 if it has no entry of its own. */
+/* The counters of an interface. ifindex becomes 0 if it has no entry of its own. */
 static __always_inline struct flows_service *flows_service_of(__u32 *ifindex)
 {
 	struct flows_service none = {}, *s = bpf_map_lookup_elem(&flows_services, ifindex);
@@ -132,7 +132,8 @@ static __always_inline struct flows_service *flows_service_of(__u32 *ifindex)
 	return bpf_map_lookup_elem(&flows_services, ifindex);
 }
 
-/* Makes an entry, if s, which is that of ifindex, has room. Another CPU may be making it, too. */
+/* Creates an entry, if s, the counters of ifindex, has room. Another CPU may be creating it,
+ * too. */
 static __always_inline struct flows_value *flows_create(const struct flows_key *key,
 							struct flows_service *s, __u32 ifindex,
 							__u32 side)
@@ -155,7 +156,7 @@ static __always_inline struct flows_value *flows_create(const struct flows_key *
 	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* The entry of a packet, or NULL: then it was counted as not recorded. */
+/* The entry of a packet, or NULL: then the packet was counted as unrecorded. */
 static __always_inline struct flows_value *flows_find(const struct flows_key *key, __u32 side,
 						      __u32 len)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the headers of TCP tell about a connection: who began, how long the handshake took, and what
- * was sent again. */
+/* Evaluates TCP headers: the initiator of a connection, the time of the handshake, and
+ * retransmits. */
 #ifndef FLOWS_TCP_H
 #define FLOWS_TCP_H
 
@@ -16,7 +16,7 @@ struct flows_segment {
 	bool syn;
 };
 
-/* A SYN: a connection begins, unless it is sent again. */
+/* A SYN: a connection begins, unless it is a retransmit. */
 static __always_inline void flows_syn(struct flows_value *v, struct flows_side *own,
 				      struct flows_side *other, __u32 side, __u32 end)
 {
@@ -61,8 +61,8 @@ static __always_inline void flows_syn_ack(struct flows_value *v, struct flows_si
 	own->known = 1;
 }
 
-/* Sequence numbers of anything but SYN and RST: what begins before the last new byte was sent
- * before, or was overtaken on its way. */
+/* Sequence numbers of segments other than SYN and RST: a segment that begins before the last new
+ * byte is a retransmit, or was reordered on its path. */
 static __always_inline void flows_sequence(struct flows_side *own, const struct flows_segment *s)
 {
 	__u32 end = s->seq + s->space;

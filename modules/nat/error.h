@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* ICMP errors about translated packets (RFC 5508, 4): the receiver must recognize in the quoted
- * packet what it has sent. Part of translate.h. */
+/* ICMP errors about translated packets (RFC 5508, 4): the receiver must recognize its own packet in
+ * the quote. Part of translate.h. */
 #ifndef NAT_ERROR_H
 #define NAT_ERROR_H
 
-/* Offset of the quoted packet's transport header, or 0. In w->inside: its protocol, and the address
- * of its end that is translated. */
+/* Returns the offset of the quoted packet's transport header, or 0. Sets w->inside to its protocol,
+ * and to the address of its translated end. */
 static __always_inline __u64 nat_read_quote(const struct kerb_pkt *pkt, struct nat_work *w,
 					    __u64 off, bool destination)
 {
@@ -30,7 +30,8 @@ static __always_inline __u64 nat_read_quote(const struct kerb_pkt *pkt, struct n
 	return off + sizeof(*ip6);
 }
 
-/* Offset of the port or echo identifier of that end, or 0. Extension headers are not followed. */
+/* Returns the offset of the port or echo identifier of that end, or 0. Extension headers are not
+ * followed. */
 static __always_inline __u64 nat_quoted_port(const struct kerb_pkt *pkt, const struct nat_work *w,
 					     __u64 off, bool destination)
 {
@@ -75,7 +76,7 @@ static __always_inline __u64 nat_replace_quoted_address(struct kerb_pkt *pkt, __
 	return diff;
 }
 
-/* The quoted packet's own checksum, if it is there. Returns the difference that it makes. */
+/* The quoted packet's own checksum, if it is quoted. Returns the change that it causes. */
 static __always_inline __u64 nat_replace_quoted_check(struct kerb_pkt *pkt,
 						      const struct nat_work *w, __u64 l4,
 						      __u64 addresses, __u64 ports)
@@ -97,7 +98,7 @@ static __always_inline __u64 nat_replace_quoted_check(struct kerb_pkt *pkt,
 }
 
 /* from_service: the error is about a packet to it. In IPv4 the checksum of the quoted header
- * balances its addresses. */
+ * compensates its addresses. */
 static __noinline int nat_error(struct kerb_pkt *pkt, struct nat_work *w, __u32 from_service)
 {
 	__u64 quote = pkt->l4 + sizeof(struct nat_icmp), l4, at, addresses, ports;
@@ -132,7 +133,7 @@ static __noinline int nat_error(struct kerb_pkt *pkt, struct nat_work *w, __u32 
 		return -EINVAL;
 	ports = kerb_diff16(*port, from_service ? w->outside.port : w->inside.port);
 	*port = from_service ? w->outside.port : w->inside.port;
-	/* an odd offset does not occur: headers have even lengths */
+	/* odd offsets do not occur: headers have even lengths */
 	ports += nat_replace_quoted_check(pkt, w, l4, addresses, ports);
 	if (pkt->family == 6)
 		ports += addresses;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Mappings between the address and port that a service uses and a port of the outside address.
- * They do not depend on the other host (RFC 4787, endpoint-independent), so that a service has at
- * most as many as there are ports: it cannot take the room of another one. An ICMP echo identifier
- * counts as a port. */
+/* Mappings between the address and port of a service and a port of the outside address. They do not
+ * depend on the remote host (RFC 4787, endpoint-independent), so that a service has at most as many
+ * as there are ports, and cannot take the entries of another one. An ICMP echo identifier counts as
+ * a port. */
 #ifndef NAT_MAPPING_H
 #define NAT_MAPPING_H
 
@@ -15,7 +15,7 @@ KERB_CONFIG(__u32, port_count, 1024);
 #define NAT_PROBES 32
 #define NAT_SECOND 1000000000ULL
 
-/* Idle time until a port may be given to others: RFC 5382 (5), RFC 4787 (5), RFC 5508 (1). */
+/* Idle time until a port may be reused: RFC 5382 (5), RFC 4787 (5), RFC 5508 (1). */
 #define NAT_ESTABLISHED (7440 * NAT_SECOND)
 #define NAT_TRANSITORY	(240 * NAT_SECOND)
 #define NAT_UDP		(300 * NAT_SECOND)
@@ -49,9 +49,9 @@ struct nat_mapping {
 	__u64 used; /* ns since boot */
 };
 
-/* The truth; nat_ports is its index. Both are written by packets from services, and by the control
- * plane, which deletes what belongs to interfaces that are gone. When full, packets that need a new
- * mapping are dropped. */
+/* The mappings; nat_ports is their index. Both are written for packets from services, and by the
+ * control plane, which deletes entries of removed interfaces. When it is full, packets that need a
+ * new mapping are dropped. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 32768);
@@ -85,7 +85,7 @@ static __always_inline bool nat_expired(const struct nat_mapping *m, __u64 now)
 	return now > m->used && now - m->used > nat_timeout(m->inside.proto, m->state);
 }
 
-/* Bits to add to the state of a mapping by a TCP packet. */
+/* The bits that a TCP packet adds to the state of a mapping. */
 static __always_inline __u32 nat_closes(const struct kerb_pkt *pkt)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
@@ -93,7 +93,8 @@ static __always_inline __u32 nat_closes(const struct kerb_pkt *pkt)
 	return tcp && (tcp->fin || tcp->rst) ? NAT_CLOSING : 0;
 }
 
-/* Whether the port is the mapping of an inside end. opens: the packet begins a connection. */
+/* Whether the port belongs to the mapping of an inside end. opens: the packet begins a
+ * connection. */
 static __always_inline bool nat_use(struct nat_outside *key, const struct nat_inside *inside,
 				    __u32 state, bool opens)
 {
@@ -113,7 +114,7 @@ static __always_inline bool nat_use(struct nat_outside *key, const struct nat_in
 	return ours;
 }
 
-/* Gives an expired mapping to another inside end. Returns whether it was expired. */
+/* Reassigns an expired mapping to another inside end. Returns whether it was expired. */
 static __always_inline bool nat_take_over(struct nat_mapping *m, const struct nat_outside *key,
 					  const struct nat_inside *inside)
 {
@@ -139,7 +140,7 @@ static __always_inline bool nat_take_over(struct nat_mapping *m, const struct na
 	return true;
 }
 
-/* Takes a free port, the first one behind a random one (RFC 6056). Returns 0, -EBUSY if none was
+/* Allocates a free port, the first one after a random one (RFC 6056). Returns 0, -EBUSY if none was
  * found, or -ENOSPC. */
 static __noinline int nat_take(struct nat_outside *key, const struct nat_inside *inside)
 {
@@ -165,7 +166,7 @@ static __noinline int nat_take(struct nat_outside *key, const struct nat_inside 
 	return -EBUSY;
 }
 
-/* Makes the mapping of an inside end, or finds the one that another CPU has just made. */
+/* Creates the mapping of an inside end, or finds the one that another CPU has just created. */
 static __always_inline int nat_open(struct nat_outside *key, const struct nat_inside *inside)
 {
 	int rc = nat_take(key, inside);
@@ -186,11 +187,11 @@ static __always_inline int nat_open(struct nat_outside *key, const struct nat_in
 
 enum nat_opens {
 	NAT_OPENS = 1 << 0,    /* the packet begins a connection */
-	NAT_MAY_OPEN = 1 << 1, /* a mapping is made if there is none */
+	NAT_MAY_OPEN = 1 << 1, /* a missing mapping is created */
 };
 
-/* The port of an inside end, in key. Returns as nat_open(), and -ENOENT if there is no mapping and
- * none may be made. */
+/* Looks up the port of the inside end in key. Returns the same as nat_open(), and -ENOENT if there
+ * is no mapping and none may be created. */
 static __noinline int nat_find_port(struct nat_outside *key, const struct nat_inside *inside,
 				    __u32 state, __u32 opens)
 {
@@ -206,8 +207,9 @@ static __noinline int nat_find_port(struct nat_outside *key, const struct nat_in
 	return opens & NAT_MAY_OPEN ? nat_open(key, inside) : -ENOENT;
 }
 
-/* The inside end of a port, for the protocol and family in it: 0 or -ENOENT. Packets from outside
- * keep no mapping alive (RFC 4787, REQ-6): another host could occupy ports permanently. */
+/* Looks up the inside end of a port, for the protocol and family in it: 0 or -ENOENT. Packets from
+ * outside do not refresh a mapping (RFC 4787, REQ-6): another host could occupy ports
+ * permanently. */
 static __noinline int nat_find_inside(const struct nat_outside *key, struct nat_inside *inside,
 				      __u32 state)
 {

@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* Source NAT with port translation. Packets from a service leave with the outside address and a
- * port of it as source; what is sent to the outside address goes to the service again. */
+/* Source NAT with port translation. Packets from a service leave with the outside address and one
+ * of its ports as their source; packets to the outside address are sent back to the service. */
 #include "translate.h"
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -48,7 +48,7 @@ struct {
 	__type(value, __u32);
 } nat_except SEC(".maps");
 
-/* Forwarded ports; ifindex is 0. Written with the configuration. */
+/* Forwarded ports; ifindex is 0. Written with the config. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 512);
@@ -70,8 +70,8 @@ struct nat_datagram {
 	__u32 proto;
 };
 
-/* Where later fragments to a service go. Written by its first fragment; the oldest ones are
- * evicted. */
+/* Destination of later fragments to a service. Written for the first fragment; the oldest entries
+ * are evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -116,7 +116,8 @@ static __always_inline int nat_read(const struct kerb_pkt *pkt, struct nat_work 
 	return 0;
 }
 
-/* What stays on the link (RFC 3927, RFC 4291), and addresses that a host has not got yet. */
+/* Link-local destinations (RFC 3927, RFC 4291), and source addresses of hosts without an address
+ * yet. */
 static __always_inline bool nat_is_local4(__be32 addr)
 {
 	__u32 a = bpf_ntohl(addr);
@@ -219,7 +220,7 @@ static __always_inline int nat_set_address(struct kerb_pkt *pkt, bool destinatio
 			   : kerb_set_ip6_saddr(pkt, (const void *)to);
 }
 
-/* Fills w->outside for the service's end w->inside. */
+/* Sets w->outside for the service's end w->inside. */
 static __always_inline int nat_outside_of(const struct kerb_pkt *pkt, struct nat_work *w,
 					  __u32 opens)
 {
@@ -235,7 +236,7 @@ static __always_inline int nat_outside_of(const struct kerb_pkt *pkt, struct nat
 	return nat_find_port(&w->outside, &w->inside, nat_closes(pkt), opens);
 }
 
-/* Fills w->inside for the outside port in it. */
+/* Sets w->inside for the outside port in it. */
 static __always_inline int nat_inside_of(const struct kerb_pkt *pkt, struct nat_work *w)
 {
 	struct nat_inside *fixed;
@@ -268,7 +269,7 @@ static __always_inline int nat_datagram(const struct kerb_pkt *pkt, const struct
 	if (!ext)
 		return -EINVAL;
 	d->id = ext->id;
-	d->proto = 0; /* only the first fragment has it for certain */
+	d->proto = 0; /* only the first fragment is certain to have it */
 	return 0;
 }
 

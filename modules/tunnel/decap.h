@@ -17,7 +17,7 @@ KERB_CONFIG(_Bool, decap_l3, 1); /* BPF_F_ADJ_ROOM_DECAP_L3_* (Linux 6.3) */
 #define TUN_ECT0   2
 #define TUN_ECN_CE 3
 
-/* What is known of the outer packet once it is taken off. */
+/* The state of the outer packet after its removal. */
 struct tun_arrival {
 	struct in6_addr from;
 	struct tun_header header;
@@ -31,12 +31,12 @@ struct tun_arrival {
 	};
 	__u8 tos;
 	__u8 version; /* of the inner packet */
-	__u8 via[6];  /* hardware address of this node */
-	__u8 half;    /* of the config that this packet meets */
+	__u8 via[6];  /* MAC address of this node */
+	__u8 half;    /* of the config that applies to this packet */
 	__sum16 sum;  /* UDP checksum in mode oakestra; Kerb sends none */
 };
 
-/* Reads the tunnel's header. Returns 0, or the reason to drop. */
+/* Reads the tunnel header. Returns 0, or a drop reason. */
 static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arrival *a)
 {
 	__u32 off = pkt->l4 + sizeof(struct udphdr);
@@ -63,9 +63,9 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 		       : 0;
 }
 
-/* The outer packet's checksum may be left to a card that a virtual link does not have
- * (CHECKSUM_PARTIAL). The kernel would take that for the state of the inner one. It ends when bytes
- * are taken off behind the place where the sum begins, by a second call; they are put back. */
+/* The outer packet's checksum may have been left to a card that a virtual link does not have
+ * (CHECKSUM_PARTIAL). The kernel would apply that state to the inner packet. It ends when bytes
+ * after the start of the sum are removed by a second call; they are inserted again. */
 #define TUN_TAKEN 10
 static __noinline int tun_end_partial(struct kerb_pkt *pkt)
 {
@@ -85,8 +85,8 @@ static __noinline int tun_end_partial(struct kerb_pkt *pkt)
 	return rc ?: kerb_store_bytes(pkt, ETH_HLEN, head, sizeof(head));
 }
 
-/* Takes the outer headers off; what is left is a frame with an inner packet of this type (ETH_P_IP
- * or ETH_P_IPV6). */
+/* Removes the outer headers, which leaves a frame with an inner packet of this type (ETH_P_IP or
+ * ETH_P_IPV6). */
 static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type, __sum16 sum)
 {
 	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
@@ -94,8 +94,8 @@ static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type, __sum16 sum
 	__be16 wire = bpf_htons(type);
 	int rc;
 
-	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is
-	 * padded is cut off again by IP. */
+	/* Such a kernel requires room for an IPv6 header, even if the rest is IPv4. IP cuts off the
+	 * padding. */
 	if (!decap_l3 && type == ETH_P_IP && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
 		bpf_skb_change_tail(pkt->ctx,
 				    pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
@@ -119,7 +119,7 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 	return !((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3]));
 }
 
-/* at: the place of the node that the packet comes from. */
+/* at: index of the node that the packet comes from. */
 static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f,
 					    const struct tun_arrival *a, __u32 at)
 {
@@ -153,7 +153,7 @@ static __always_inline int tun_set_ecn(struct kerb_pkt *pkt, __u8 ecn)
 	return kerb_store_bytes(pkt, pkt->l3, &word, sizeof(word));
 }
 
-/* RFC 6040, 4.2: congestion on the way is the inner packet's, which must be able to say so. */
+/* RFC 6040, 4.2: congestion on the path is passed to the inner packet, which must support it. */
 static __always_inline int tun_ecn(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
 {
 	outer &= TUN_ECN;
@@ -165,7 +165,7 @@ static __always_inline int tun_ecn(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
 	return 0;
 }
 
-/* Hands the packet to the service. */
+/* Delivers the packet to the service. */
 static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_end *to,
 				       const __u8 *via, int straight)
 {
@@ -178,8 +178,9 @@ static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_en
 	return kerb_redirect(pkt, to->ifindex, straight && to->flags & TUN_PEER ? KERB_TO_PEER : 0);
 }
 
-/* Decides on an inner packet: who sent it, by the outer packet, and for whom it is. straight: the
- * kernel knows that the packet's protocol may have changed with the headers. */
+/* Decides on an inner packet, by its sender, which the outer packet identifies, and its
+ * destination. straight: the kernel knows that the packet's protocol may have changed with the
+ * headers. */
 static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_arrival *a,
 				       int straight)
 {
@@ -224,7 +225,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	return tun_deliver(pkt, to, a->via, straight);
 }
 
-/* UDP to our port at one of our addresses is the tunnel's, everything else is not. */
+/* UDP to our port at one of our addresses belongs to the tunnel, everything else does not. */
 static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {.half = kerb_tunables_half()};
@@ -269,7 +270,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
 	type = a.version == 4 ? ETH_P_IP : ETH_P_IPV6;
-	/* The parser follows: once, and not once for each pair of IP versions. */
+	/* Parse once, and not once for each pair of IP versions. */
 	same = (a.version ^ outer ^ kerb_unknown_zero(pkt->ctx)) == 0;
 	if (tun_pop(pkt, type ^ kerb_unknown_zero(pkt->ctx), a.sum))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
@@ -279,7 +280,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	return tun_receive(pkt, &a, decap_l3 || same);
 }
 
-/* The tunnel device has taken the headers off and reports whose they were. */
+/* The tunnel device has removed the headers and returns their fields. */
 static __noinline int tun_from_device(struct kerb_pkt *pkt)
 {
 	struct tun_arrival a = {};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a service to another node. What does not fit is answered, or cut into fragments if its
+/* From a service to another node. Packets that are too big are answered, or fragmented if their
  * sender allows that. */
 #ifndef TUN_ENCAP_H
 #define TUN_ENCAP_H
@@ -9,7 +9,7 @@
 #include "name.h"
 
 #define TUN_TTL	       64
-/* source ports: 16384 of them, one per flow, by which cards and routers spread load */
+/* source ports: 16384 of them, one per flow, by which network cards and routers balance load */
 #define TUN_PORT_FIRST 49152
 #define TUN_PORT_MASK  0x3fff
 
@@ -29,15 +29,15 @@ struct tun_outer6 {
 	struct tun_tail tail;
 };
 
-/* Large packets may be longer with the headers than a length field can say. It is made again for
- * each segment. */
+/* With the headers, large packets may be longer than a length field can express. It is set again
+ * for each segment. */
 static __always_inline __be16 tun_len16(__u32 len)
 {
 	return bpf_htons(len > 0xffff ? 0xffff : len);
 }
 
-/* The UDP checksum is zero, in IPv6 too (RFC 6935): the inner packet has its own, and the MAC
- * guards the addresses. */
+/* The UDP checksum is zero, also over IPv6 (RFC 6935): the inner packet has its own, and the MAC
+ * protects the addresses. */
 static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *pkt,
 					  const struct tun_node *n, struct tun_flow *f, __u32 inner)
 {
@@ -48,17 +48,16 @@ static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *p
 	t->header = f->header;
 }
 
-/* Makes room for the headers and fills it in. fixed: segments stay as large as they are, which has
- * been found to fit. */
+/* Inserts and writes the headers. fixed: segments keep their size, which is known to fit. */
 static __always_inline int tun_push(struct kerb_pkt *pkt, const void *outer, __u32 len, __u64 l3,
 				    __be16 type)
 {
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
 	int rc = kerb_adjust_room(pkt, len, flags | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | l3);
 
-	/* The kernel takes a packet that came through a tunnel over a veth for encapsulated even
-	 * when a module sends it back. If it is no batch of segments, and of the same IP version,
-	 * it needs no more than room. */
+	/* The kernel considers a packet that came through a tunnel over a veth as encapsulated even
+	 * when a module sends it back. Unless it is to be segmented, or has another IP version,
+	 * inserting bytes is sufficient. */
 	if (rc == -EALREADY && !kerb_ctx_field(pkt->ctx, gso_size) &&
 	    kerb_ctx_field(pkt->ctx, protocol) == type)
 		rc = kerb_adjust_room(pkt, len, flags);
@@ -118,7 +117,7 @@ static __always_inline int tun_is4(const struct in6_addr *addr)
 	       addr->in6_u.u6_addr32[2] == TUN_MAPPED;
 }
 
-/* By a tunnel device of the kernel's own, in collect-metadata mode. */
+/* Uses the kernel's tunnel device, in collect-metadata mode. */
 static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct tun_node *n,
 					    const struct tun_flow *f)
 {
@@ -129,7 +128,7 @@ static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct t
 
 	if (tun_is4(&n->addr)) {
 		key.remote_ipv4 = bpf_ntohl(n->addr.in6_u.u6_addr32[3]);
-		/* over IPv6 a device takes zero only if it was asked to */
+		/* over IPv6 a device sends a zero checksum only on request */
 		flags |= BPF_F_ZERO_CSUM_TX;
 	} else {
 		__builtin_memcpy(key.remote_ipv6, &n->addr, sizeof(n->addr));
@@ -140,7 +139,7 @@ static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct t
 	return kerb_redirect_deferred(pkt, n->ifindex, 0);
 }
 
-/* Fills in the tunnel's header. Returns 0 without a key to send with. */
+/* Writes the tunnel header. Returns 0 if there is no key to send with. */
 static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *mac)
 {
 	struct tun_keys *k;

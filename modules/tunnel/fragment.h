@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments of IPv4 packets whose sender allows it (no DF): such a sender need not listen to ICMP.
- * A program decides on one packet and sends it to one neighbour, so the packet is copied, once for
- * each fragment, to the ingress of the underlay interface, where this module meets the copies, cuts
- * its fragment out of each, and sends that. The packet's mark says which one it is: packets from
- * the network and from services have none. */
+/* Fragmentation of IPv4 packets whose sender allows it (no DF): such a sender need not evaluate
+ * ICMP. A program decides on one packet and sends it to one neighbour, so the packet is cloned,
+ * once per fragment, to the ingress of the underlay interface, where this module receives the
+ * clones, cuts the fragment out of each, and sends it. The packet's mark has the number of the
+ * fragment: packets from the network and from services have none. */
 #ifndef TUN_FRAGMENT_H
 #define TUN_FRAGMENT_H
 
@@ -13,15 +13,15 @@
 #define TUN_MARK       0x6b740000 /* with the number of the fragment in the lower half */
 #define TUN_MARK_MASK  0xffff0000
 #define TUN_PIECES     8
-/* bytes of the longest packet that is fragmented: services with jumbo frames */
+/* maximum length in bytes of a packet that is fragmented: services with jumbo frames */
 #define TUN_WHOLE_MOST 9216
 #define TUN_DF	       0x4000
 #define TUN_MF	       0x2000
 #define TUN_CHUNK      64
-/* bytes that bpf_skb_adjust_room() takes at once, a multiple of eight */
+/* maximum bytes that bpf_skb_adjust_room() removes at once, a multiple of eight */
 #define TUN_STEP       0xff8
 #define TUN_STEPS      3
-#define TUN_REPLACE    40 /* bytes behind the IP header that are taken out and put in again */
+#define TUN_REPLACE    40 /* bytes after the IP header that are removed and inserted again */
 
 static __always_inline void tun_set_mark(const struct kerb_pkt *pkt, __u32 mark)
 {
@@ -44,7 +44,7 @@ static __always_inline __u32 tun_piece_room(__u32 mtu)
 	return (mtu - sizeof(struct iphdr)) & ~7;
 }
 
-/* Sum over len bytes. Zeros behind the last ones change nothing. */
+/* Sum over len bytes. Trailing zeros change nothing. */
 static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len)
 {
 	__u32 part[TUN_CHUNK / 4], sum = 0;
@@ -61,7 +61,7 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 	if (!len)
 		return sum;
 	__builtin_memset(part, 0, sizeof(part));
-	/* By hand, in 64 bits: the verifier of Linux 5.10 has to see that it is at least one
+	/* In 64-bit arithmetic: the verifier of Linux 5.10 has to see that it is at least one
 	 * byte. */
 	last = len - 1;
 	kerb_bound(last, TUN_CHUNK - 1);
@@ -71,8 +71,8 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 }
 
 /* Completes a transport checksum that was left to the device, which would compute it over one
- * fragment. The kernel forgets that it has to once the transport header is taken out; then it is
- * put in again. */
+ * fragment. Removing the transport header makes the kernel forget that it has to; then it is
+ * inserted again. */
 static __noinline int tun_complete_checksum(struct kerb_pkt *pkt)
 {
 	__u32 l4 = pkt->l4, len = pkt->l4_len, is_udp = pkt->proto == IPPROTO_UDP;
@@ -94,7 +94,7 @@ static __noinline int tun_complete_checksum(struct kerb_pkt *pkt)
 	return bpf_skb_store_bytes(pkt->ctx, l4, head, sizeof(head), 0);
 }
 
-/* Sends a packet that does not fit in fragments that do. */
+/* Sends a packet that is too big in fragments that fit. */
 static __noinline int tun_fragment(struct kerb_pkt *pkt, const struct tun_node *n, __u32 mtu)
 {
 	__u32 room = tun_piece_room(mtu), len = tun_length(pkt) - sizeof(struct iphdr),
@@ -115,7 +115,7 @@ static __noinline int tun_fragment(struct kerb_pkt *pkt, const struct tun_node *
 	return kerb_drop(pkt, KERB_DROP_TOO_BIG);
 }
 
-/* Takes bytes out behind the IPv4 header, as many as are before the fragment. */
+/* Removes the bytes after the IPv4 header that precede the fragment. */
 static __always_inline int tun_remove_bytes(struct kerb_pkt *pkt, __u32 len)
 {
 #pragma clang loop unroll(disable)
@@ -129,7 +129,7 @@ static __always_inline int tun_remove_bytes(struct kerb_pkt *pkt, __u32 len)
 	return len ? -EINVAL : 0;
 }
 
-/* Leaves of the packet one fragment of it. */
+/* Reduces the packet to one of its fragments. */
 static __noinline int tun_extract_fragment(struct kerb_pkt *pkt, __u32 which, __u32 mtu)
 {
 	__u32 room = tun_piece_room(mtu), begin = (which & (TUN_PIECES - 1)) * room, total, len;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What lies between the outer UDP header and the inner packet; docs/tunnel.md has the picture. In
- * mode oakestra nothing does. */
+/* The header between the outer UDP header and the inner packet; docs/tunnel.md has a picture. Mode
+ * oakestra has none. */
 #ifndef TUN_HEADER_H
 #define TUN_HEADER_H
 
@@ -35,22 +35,22 @@ struct tun_header {
 	((ip6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + sizeof(struct udphdr) + \
 	 TUN_HEADER_LEN)
 
-/* What is read of the inner packet. The first 52 bytes are what the MAC covers: nothing in them
- * changes when a large TCP or UDP packet is cut into segments (GSO), each of which gets a copy of
- * the header. Fragments are never segmented, so that more of them can be covered. */
+/* The fields of the inner packet that are used. The MAC covers the first 52 bytes: nothing in them
+ * changes when a large TCP or UDP packet is segmented (GSO), and each segment gets a copy of the
+ * header. Fragments are never segmented, so the MAC covers more of them. */
 struct tun_flow {
 	struct tun_header header;
-	/* source and destination of TCP and UDP, behind extension headers too; 0 without them */
+	/* source and destination of TCP and UDP, also after extension headers; 0 without them */
 	__be32 ports;
 	struct in6_addr src, dst;
-	__u8 proto; /* what the IP header names, which may be an extension header */
+	__u8 proto; /* the IP header's next protocol, maybe an extension header */
 	__u8 zero;
 	/* of fragments: the field with the offset and more-fragments bit, without DF */
 	__be16 offset;
 	__be32 id;     /* of fragments */
 	__be32 len;    /* of fragments: bytes of the IP packet; 0 in others */
-	__u8 tos;      /* DSCP and ECN; not covered, nor is what follows */
-	__u8 half;     /* of the config that this packet meets */
+	__u8 tos;      /* DSCP and ECN; like the following, not covered */
+	__u8 half;     /* of the config that applies to this packet */
 } __attribute__((aligned(8)));
 
 #define TUN_MAPPED bpf_htonl(0xffff) /* third word of ::ffff:0:0/96 */
@@ -75,8 +75,8 @@ static __always_inline void tun_read_fragment(const struct kerb_pkt *pkt, struct
 	}
 }
 
-/* An address whose constant part the verifier does not know: else it would follow IPv4 and IPv6
- * packets separately. */
+/* An address whose constant part the verifier does not know: otherwise it would follow IPv4 and
+ * IPv6 packets separately. */
 static __always_inline struct in6_addr tun_address4(__be32 addr, __u32 zero)
 {
 	return (struct in6_addr){.in6_u.u6_addr32 = {zero, zero, TUN_MAPPED ^ zero, addr}};
@@ -108,7 +108,7 @@ static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct
 static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	__be16 *ports = kerb_ports(pkt);
-	/* else the verifier would follow each kind of packet by itself */
+	/* otherwise the verifier would follow each kind of packet separately */
 	__u64 zero = kerb_unknown_zero(pkt->ctx);
 
 	f->ports = zero;
@@ -156,8 +156,7 @@ static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_
 	return tun_le64(kerb_siphash_end());
 }
 
-/* The key to check a received packet with, or NULL. Its version of the MAC must be that of the
- * packet. */
+/* The key for checking a received packet, or NULL. Its MAC version must be that of the packet. */
 static __always_inline const struct tun_key *
 tun_receive_key(const struct kerb_pkt *pkt, const struct tun_keys *k, const struct tun_header *h)
 {
@@ -172,7 +171,7 @@ tun_receive_key(const struct kerb_pkt *pkt, const struct tun_keys *k, const stru
 	}
 	if (place >= TUN_KEYS)
 		return 0;
-	/* One place that the verifier does not know, instead of each: it would follow the MAC for
+	/* One index that the verifier does not know, instead of each: it would follow the MAC for
 	 * each. */
 	place ^= kerb_unknown_zero(pkt->ctx);
 	kerb_bound(place, TUN_KEYS - 1);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The path MTU: routers report outer packets that are too big. Such ICMP errors are copied to the
- * control plane, which finds out whether they quote a packet of ours, and pass to the stack. */
+ * control plane, which checks whether they quote one of our packets, and pass to the stack. */
 #ifndef TUN_ICMP_H
 #define TUN_ICMP_H
 
 #include "header.h"
 
-/* ICMP header, outer headers, and what the MAC covers of the inner packet */
+/* ICMP header, outer headers, and the part of the inner packet that the MAC covers */
 #define TUN_ICMP_COPY 256
 
 #define TUN_ICMP_LEAST 36 /* RFC 792: the IPv4 header and 8 bytes more */

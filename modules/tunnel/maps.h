@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the control plane writes for the data plane (maps.go mirrors it). An address is 16 bytes,
- * IPv4 as ::ffff:a.b.c.d. */
+/* Maps that the control plane writes for the data plane (maps.go mirrors them). An address is 16
+ * bytes, IPv4 as ::ffff:a.b.c.d. */
 #ifndef TUN_MAPS_H
 #define TUN_MAPS_H
 
@@ -10,43 +10,43 @@
 
 #define TUN_HOSTS    65536
 #define TUN_PREFIXES 16384 /* in each half */
-#define TUN_NODES    1024 /* place 0 stands for this node */
+#define TUN_NODES    1024 /* index 0 is this node */
 #define TUN_KEYS     4 /* of one node */
 #define TUN_RAW	     8
 #define TUN_OWN	     256
 #define TUN_NAMES    16384
 #define TUN_SENDERS  4096
 
-#define TUN_PEER (1 << 0) /* nothing decides on packets to this service: they go straight into it */
+#define TUN_PEER (1 << 0) /* no module decides on packets to it: they go straight in */
 
-/* Where an address is. */
+/* The location of an address. */
 struct tun_end {
-	__u32 node;    /* place in nodes; 0: a service of this node */
+	__u32 node;    /* index in nodes; 0: a service of this node */
 	__u32 ifindex; /* a service's interface on the node's side */
 	__u8 mac[6];   /* of its other end */
 	__u16 flags;   /* TUN_* */
 };
 
-/* In mode oakestra packets carry the virtual address of the instance that has sent them as their
- * source, and nothing else names it. By that address: */
+/* In mode oakestra packets carry the virtual address of the sending instance as their source, and
+ * nothing else identifies it. By that address: */
 struct tun_name {
 	__u32 node; /* of the instance */
-	__u32 used; /* packets have come from it since the control plane looked */
+	__u32 used; /* packets have come from it since the control plane's last check */
 };
 
 struct tun_node {
-	struct in6_addr addr;  /* on the underlay; 0: a free place */
+	struct in6_addr addr;  /* on the underlay; 0: unused */
 	struct in6_addr local; /* this node's address towards it */
-	/* underlay interface, in mode device the tunnel device; 0: none has a way there */
+	/* underlay interface, in mode device the tunnel device; 0: no route */
 	__u32 ifindex;
 	__u32 mtu;	       /* of that interface */
-	__u32 self;	       /* it is this node: packets to its addresses are not ours */
+	__u32 self;	       /* this node: packets to its addresses are left alone */
 	__u32 refuse;	       /* TUN_REFUSE_* */
 	__u32 port;	       /* where it receives; 0: as this node */
 };
 
-/* An IPsec policy covers the packets, which the kernel does not evaluate for packets that this
- * module sends or takes. */
+/* An IPsec policy covers the packets, which the kernel does not apply to packets that this module
+ * sends or receives. */
 #define TUN_REFUSE_OUT (1 << 0)
 #define TUN_REFUSE_IN  (1 << 1)
 
@@ -54,19 +54,19 @@ struct tun_node {
 struct tun_stats {
 	__u64 sent_packets, sent_bytes; /* bytes of inner packets */
 	__u64 received_packets, received_bytes;
-	__u64 too_big; /* sent packets that were answered or dropped for their size */
+	__u64 too_big; /* sent packets that were answered or dropped because of their size */
 	__u64 fragmented; /* sent packets that were cut into fragments, which count as sent */
-	__u64 errors;  /* received packets that came from this node, and were dropped */
+	__u64 errors;  /* received packets from this node that were dropped */
 };
 
 struct tun_key {
 	__u64 k[2];
 };
 
-/* The keys shared with one node. Unless they are older (mac: 1), they differ between the two
- * directions. */
+/* The keys shared with one node. Except for older ones (mac: 1), the two directions have different
+ * keys. */
 struct tun_keys {
-	__u8 id[TUN_KEYS]; /* 0: none. The first is sent with */
+	__u8 id[TUN_KEYS]; /* 0: none. The first one is used for sending */
 	__u32 bound;	   /* bit n: the MAC of key n is of version 2 */
 	struct tun_key send[TUN_KEYS];
 	struct tun_key receive[TUN_KEYS];
@@ -83,11 +83,11 @@ struct tun_prefix {
 	struct in6_addr addr;
 };
 
-/* What a change of the config changes without a new program, besides the halves of prefixes and
- * keys. */
+/* Values that a change of the config changes without a new program, in addition to the halves of
+ * prefixes and keys. */
 struct tun_values {
 	__u16 port;
-	__u16 network; /* virtual network: packets of others are not ours */
+	__u16 network; /* virtual network: packets of others are left alone */
 };
 
 KERB_TUNABLES(struct tun_values);
@@ -138,7 +138,7 @@ struct {
 	__type(value, struct tun_stats);
 } stats SEC(".maps");
 
-/* By place of the node, the second half behind the first. */
+/* By index of the node; the second half follows the first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * TUN_NODES);
@@ -176,8 +176,8 @@ struct tun_sender_key {
 };
 
 /* Packets of unknown sources that reached the control plane within 2^TUN_WINDOW_BITS ns: at most
- * TUN_HELD_SOURCE of one, and TUN_HELD_NODE from one node. Two CPUs that begin a window at a time
- * count a few too little, and of those that reach the limit at a time all may find it passed. */
+ * TUN_HELD_SOURCE of one source, and TUN_HELD_NODE from one node. If two CPUs start a window at
+ * once, a few are not counted; if several reach the limit at once, all of them may exceed it. */
 struct tun_held {
 	__u32 window;
 	__u32 packets;
@@ -195,11 +195,11 @@ struct {
 	__type(value, struct tun_held);
 } senders SEC(".maps");
 
-/* A packet whose source the control plane is to look up; then it is to arrive again. */
+/* A packet whose source the control plane looks up before the packet arrives again. */
 struct tun_stranger {
 	struct tun_sender_key key;
 	__u32 ifindex;	    /* where it came from */
-	__u32 len;	    /* of frame; 0 without one: it is too long */
+	__u32 len;	    /* of frame; 0 without one: too long */
 	__u32 tos;	    /* of the outer header */
 	__u32 partial;	    /* the inner transport checksum is only that of the pseudo-header */
 	struct in6_addr to; /* outer destination */
@@ -210,14 +210,14 @@ struct tun_stranger {
 
 KERB_EVENTS(strangers, 1 << 18);
 
-/* The keys of the node at a place. */
+/* The keys of the node at an index. */
 static __always_inline struct tun_keys *tun_find_keys(__u32 at, __u32 half)
 {
 	at += half * TUN_NODES;
 	return bpf_map_lookup_elem(&keys, &at);
 }
 
-/* The exact address, else the longest prefix; NULL if no node is known to have it. */
+/* The exact address, otherwise the longest prefix; NULL if it belongs to no known node. */
 static __always_inline struct tun_end *tun_find(const struct in6_addr *addr, __u32 half)
 {
 	struct tun_end *end = bpf_map_lookup_elem(&hosts, addr);

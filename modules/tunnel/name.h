@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Mode oakestra: between nodes an instance sends by its virtual address, which the proxy gives it;
+/* Mode oakestra: between nodes an instance sends from its virtual address, which the proxy sets;
  * the table says from which node. */
 #ifndef TUN_NAME_H
 #define TUN_NAME_H
@@ -7,14 +7,14 @@
 #include "drops.h"
 #include "header.h"
 
-/* The instance on another node that has sent a packet, or NULL. */
+/* The instance on another node that sent a packet, or NULL. */
 static __always_inline struct tun_name *tun_sender(const struct in6_addr *src)
 {
 	return mode == TUN_MODE_OAKESTRA ? bpf_map_lookup_elem(&names, src) : 0;
 }
 
-/* Whether a node gave so many packets to the control plane lately, from this source or from all,
- * that it gets no more. */
+/* Whether a node has recently sent so many packets to the control plane, from this source or from
+ * all, that further ones are not passed. */
 static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u32 window,
 					   __u32 most)
 {
@@ -23,7 +23,7 @@ static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u
 	return held && held->window == window && held->packets >= most;
 }
 
-/* Counts a packet. Whether it is one too many. */
+/* Counts a packet. Returns whether it exceeds the limit. */
 static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32 window,
 					 __u32 most)
 {
@@ -31,14 +31,14 @@ static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32
 	struct tun_held fresh = {.window = window, .packets = 1};
 
 	if (held && held->window == window) {
-		__sync_fetch_and_add(&held->packets, 1); /* its result needs Linux 5.12 */
+		__sync_fetch_and_add(&held->packets, 1); /* a result needs Linux 5.12 */
 		return held->packets > most;
 	}
 	bpf_map_update_elem(&senders, key, &fresh, BPF_ANY);
 	return 0;
 }
 
-/* Room in the ring buffer is of a size that the verifier knows: the smaller of two that holds the
+/* Room in the ring buffer has a size that the verifier knows: the smaller one of two that holds the
  * frame. */
 #define TUN_SEND(size)                                                                            \
 	do {                                                                                      \
@@ -80,8 +80,8 @@ static __always_inline int tun_send_source(const struct tun_sender_key *key)
 	return -1;
 }
 
-/* 0 if the control plane has got the inner packet, whose outer headers are taken off. One source
- * does not use up what its node has. */
+/* Returns 0 if the control plane has received the inner packet, whose outer headers are removed.
+ * One source does not use up its node's limit. */
 static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key *key, __u32 tos,
 			       const struct in6_addr *to, __u32 port)
 {
@@ -103,8 +103,8 @@ static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key
 	return tun_send_source(key);
 }
 
-/* Has the control plane look up who has sent a packet, and hold it meanwhile. The stack has no room
- * for a key of its own: from takes the place of the destination. */
+/* Makes the control plane look up the sender of a packet, and hold the packet in the meantime. The
+ * stack has no room for another key: from replaces the destination. */
 static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
 				   const struct in6_addr *from, __u32 tos,
 				   const struct in6_addr *to, __be16 port)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Underlay interfaces whose packets begin with the IP header: WireGuard, XFRM interfaces. The
- * parser, which expects Ethernet, finds nothing in them. Packets of the tunnel get an Ethernet
- * header, and are parsed again; all others are left alone. */
+ * parser, which expects Ethernet, cannot parse them. Packets of the tunnel get an Ethernet header,
+ * and are parsed again; all others stay unchanged. */
 #ifndef TUN_RAW_H
 #define TUN_RAW_H
 
 #include "icmp.h"
 
-/* Addresses in the link header of packets that have had none. A locally administered one of no
- * interface. */
+/* MAC addresses for packets that had no link header. Locally administered, and of no interface. */
 #define TUN_NO_MAC { 2, 0, 0, 0, 0, 1 }
 
 static __always_inline int tun_is_raw(const struct kerb_pkt *pkt)
@@ -31,8 +30,8 @@ static __always_inline int tun_load_net(const struct kerb_pkt *pkt, __u32 off, v
 	return bpf_skb_load_bytes_relative(pkt->ctx, off, to, len, BPF_HDR_START_NET);
 }
 
-/* The kernel says where the IP header is. An XFRM interface keeps a link header before it, of the
- * packet that was decrypted. */
+/* The kernel provides the offset of the IP header. An XFRM interface keeps a link header before it,
+ * that of the decrypted packet. */
 static __always_inline int tun_has_link_header(const struct kerb_pkt *pkt)
 {
 	__u64 link[2] = {}, net[2] = {};
@@ -43,8 +42,8 @@ static __always_inline int tun_has_link_header(const struct kerb_pkt *pkt)
 	return link[0] != net[0] || link[1] != net[1];
 }
 
-/* Puts an Ethernet header before the packet if it has none; it is to be parsed again then. Returns
- * 0 if that fails. */
+/* Inserts an Ethernet header before the packet if it has none; the packet has to be parsed again
+ * then. Returns 0 if that fails. */
 static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 {
 	struct ethhdr eth = {.h_dest = TUN_NO_MAC, .h_source = TUN_NO_MAC};
@@ -53,7 +52,7 @@ static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 		return 1;
 	eth.h_proto = kerb_ctx_field(pkt->ctx, protocol);
 	if (!tun_has_link_header(pkt) && bpf_skb_change_head(pkt->ctx, ETH_HLEN, 0)) {
-		kerb_reload(pkt); /* also a call that fails ends the packet's pointers */
+		kerb_reload(pkt); /* a call that fails also invalidates the pointers */
 		return 0;
 	}
 	pkt->len = kerb_ctx_field(pkt->ctx, len);

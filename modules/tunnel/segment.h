@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sizes: what the path to a node can carry, and what TCP is notified of it when a connection
- * opens. */
+/* Sizes: the path MTU to a node, and the maximum segment size in TCP handshakes. */
 #ifndef TUN_SEGMENT_H
 #define TUN_SEGMENT_H
 
@@ -9,16 +8,16 @@
 #define TUN_TCP_LEN    20
 #define TUN_TCPOPT_NOP 1
 #define TUN_TCPOPT_MSS 2
-#define TUN_TCPOPTS    20 /* examined: the one that is looked for comes early */
+#define TUN_TCPOPTS    20 /* searched: the option to find comes early */
 
-/* Bytes of the IP packet, without what pads the frame. */
+/* Bytes of the IP packet, without the frame's padding. */
 static __always_inline __u32 tun_length(const struct kerb_pkt *pkt)
 {
 	return (__u32)(pkt->l4 - pkt->l3) + pkt->l4_len;
 }
 
-/* Bytes of the largest packet that will be on the wire: of a segment, if the kernel or the card is
- * going to cut the packet up. */
+/* Bytes of the largest packet on the wire: of a segment, if the kernel or the card will segment the
+ * packet. */
 static __always_inline __u32 tun_wire_length(const struct kerb_pkt *pkt)
 {
 	__u32 gso = kerb_ctx_field(pkt->ctx, gso_size);
@@ -26,7 +25,7 @@ static __always_inline __u32 tun_wire_length(const struct kerb_pkt *pkt)
 	return gso ? kerb_payload(pkt) - (__u32)pkt->l3 + gso : tun_length(pkt);
 }
 
-/* The largest inner packet on the way to a node. The tunnel device knows what it adds itself. */
+/* The largest inner packet on the path to a node. The tunnel device adds its own overhead. */
 static __always_inline __u32 tun_mtu(const struct tun_node *n)
 {
 	int ip6 = n->addr.in6_u.u6_addr32[2] != TUN_MAPPED || n->addr.in6_u.u6_addr32[0] ||
@@ -35,8 +34,8 @@ static __always_inline __u32 tun_mtu(const struct tun_node *n)
 	return mode == TUN_MODE_DEVICE ? n->mtu : n->mtu - TUN_OVERHEAD(ip6);
 }
 
-/* Lowers the maximum segment size in a SYN (RFC 9293, 3.7.1) to what fits into mtu. Options that
- * make no sense end the search. */
+/* Lowers the maximum segment size in a SYN (RFC 9293, 3.7.1) to fit mtu. Malformed options end the
+ * search. */
 static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
@@ -62,8 +61,8 @@ static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 				return 0;
 			option[2] = most >> 8;
 			option[3] = most;
-			/* The checksum sums 16-bit words; at an odd offset the bytes lie the other
-			 * way round in them. */
+			/* The checksum sums 16-bit words; at an odd offset the bytes are swapped in
+			 * them. */
 			value = odd ? __builtin_bswap16(bpf_htons(most)) : bpf_htons(most);
 			return kerb_fix_l4(pkt,
 					   kerb_diff16(odd ? __builtin_bswap16(bpf_htons(mss))

@@ -2,10 +2,10 @@
 
 //go:build ignore
 
-/* Packets between services on different nodes, in UDP. From a service: what goes to an address of
- * another node is wrapped and sent to that node. On the underlay interface: what comes from another
- * node is unwrapped and handed to the service. The manifest says that no other direction meets this
- * module, so that an outer packet is never wrapped again. */
+/* Packets between services on different nodes, in UDP. From a service: packets to an address of
+ * another node are encapsulated and sent to that node. On the underlay interface: packets from
+ * another node are decapsulated and delivered to the service. The manifest attaches the module in
+ * no other direction, so that an outer packet is never encapsulated again. */
 #define KERB_PARSE_STAGE __noinline /* kerb_reparse: the verifier checks the parser once */
 #include "drops.h"
 #include "encap.h"
