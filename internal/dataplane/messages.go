@@ -14,9 +14,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A module on sockets reports messages itself (kerb/messages.h): sockets keep the sk_msg program that they came in
-// with, so that no other one can take its place while a trace runs. The trace gives the module's maps its filters and
-// its rings instead.
+// A module on sockets reports messages itself (kerb/messages.h): sockets keep the sk_msg program with which they were
+// added, so that a trace cannot replace it while it runs. Instead the trace gives its filters and rings to the module's
+// maps.
 
 // Maps of kerb/messages.h. A package without them has no messages in traces.
 const (
@@ -28,7 +28,7 @@ const (
 // traceMessage is KERB_TRACE_MESSAGE.
 const traceMessage = 0xfd
 
-// Message reports whether the event is a message on a socket, with the verdict of the only module of its chain. Key is
+// Message reports whether the event is a message on a socket, with the verdict of the only module in its chain. Key is
 // the cookie of the socket's network namespace.
 func (e TraceEvent) Message() bool { return e.Position == traceMessage }
 
@@ -50,8 +50,8 @@ func (m *tracedMessages) close() {
 	}
 }
 
-// watchMessages has a pinned module on sockets report to the session. Pins have ForgetTraces find its maps after an
-// agent that was killed.
+// watchMessages makes a pinned module on sockets report to the session. With the pins, ForgetTraces finds its maps
+// after an agent was killed.
 func (t *Trace) watchMessages(d *Dataplane, spec chain.Spec, modules map[string]Module) error {
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)
@@ -87,8 +87,8 @@ func (t *Trace) reportMessages(m *tracedMessages) error {
 	return nil
 }
 
-// messagesOf keeps the maps of a module once for all sessions; nil if it reports nothing. Map sets of a module may have
-// the same maps.
+// messagesOf caches the maps of a module for all sessions; nil if it reports nothing. Map sets of a module may have the
+// same maps.
 func (t *tracer) messagesOf(maps map[string]*ebpf.Map, spec chain.Spec) (*tracedMessages, error) {
 	if maps[messageSessionsMap] == nil || maps[messageFilterMap] == nil || maps[messageEventsMap] == nil {
 		return nil, nil
@@ -112,7 +112,7 @@ func (t *tracer) messagesOf(maps map[string]*ebpf.Map, spec chain.Spec) (*traced
 	return m, nil
 }
 
-// ignoreMessages ends the reports of all modules to the session. At worst they continue until the node changes.
+// ignoreMessages ends the reports of all modules to the session. If that fails, they continue until the node changes.
 func (t *Trace) ignoreMessages() {
 	for _, m := range t.messages {
 		m.wanted.Sessions &^= 1 << t.session
@@ -122,7 +122,7 @@ func (t *Trace) ignoreMessages() {
 	}
 }
 
-// lostMessages is how many had no room.
+// lostMessages returns the number of messages for which there was no room.
 func (t *Trace) lostMessages() (n uint64) {
 	for _, m := range t.messages {
 		var f traceFilter
@@ -133,7 +133,7 @@ func (t *Trace) lostMessages() (n uint64) {
 	return n
 }
 
-// forgetMessages ends the reports to sessions of an agent that was killed, and frees their rings.
+// forgetMessages ends the reports to sessions of a killed agent, and frees their rings.
 func (d *Dataplane) forgetMessages() error {
 	entries, err := os.ReadDir(d.layout.traces())
 	if errors.Is(err, os.ErrNotExist) {

@@ -12,12 +12,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// bpftool prog show prints what a program is made of if the program has a map in the form that libbpf gives to
-// constants whose names begin with bpf_metadata_. No instruction reads it.
+// bpftool prog show prints metadata of a program that has a map in the form that libbpf gives to constants whose names
+// begin with bpf_metadata_. No instruction reads it.
 
 const metadataPrefix = "bpf_metadata_"
 
-// describe is a module as people know it.
+// describe returns the name of a module for display.
 func describe(m Module) string {
 	if m.Package == "" {
 		return m.Name
@@ -25,7 +25,7 @@ func describe(m Module) string {
 	return m.Name + " (" + m.Package + ")"
 }
 
-// label binds such a map to a program. One that a kernel does not take is left out: packets do not need it.
+// label binds such a map to a program. If a kernel rejects one, it is left out: packets do not need it.
 func (c *linkedChain) label(p *ebpf.Program) {
 	m, err := ebpf.NewMap(c.metadata())
 	if err != nil {
@@ -37,7 +37,7 @@ func (c *linkedChain) label(p *ebpf.Program) {
 	}
 }
 
-// metadata is the map: the version of Kerb, the chain, and its modules in the order in which packets meet them.
+// metadata returns the map: the version of Kerb, the chain, and its modules in packet order.
 func (c *linkedChain) metadata() *ebpf.MapSpec {
 	section := &btf.Datasec{Name: ".rodata"}
 	var value []byte

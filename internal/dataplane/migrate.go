@@ -14,18 +14,18 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Rules for the contents of a state map that differs from the running map set's. Without a rule, a map that differs
-// in size only is copied and any other begins empty.
+// Rules for the contents of a state map that differs from that of the running map set. Without a rule, a map that
+// differs only in size is copied and any other starts empty.
 const (
 	MigrateDiscard = "discard" // the map begins empty
-	MigrateExtend  = "extend"  // entries are copied; values are cut or filled up with zeros at the end
-	MigrateControl = "control" // Fill gets the running map set's map, under the name previous.<map>
+	MigrateExtend  = "extend"  // entries are copied; values are truncated, or padded with zeros at the end
+	MigrateControl = "control" // Fill gets the running map set's map, as previous.<map>
 )
 
-// previousPrefix begins the names of maps that Fill gets for MigrateControl. No map of an object is called so.
+// previousPrefix begins the names of maps that Fill gets for MigrateControl. No map of an object has such a name.
 const previousPrefix = "previous."
 
-// MigrationError says that a new map set cannot take over the contents of a map.
+// MigrationError reports that a new map set cannot take over the contents of a map.
 type MigrationError struct {
 	Map    string
 	Reason string
@@ -41,7 +41,7 @@ type mapCopy struct {
 	from *ebpf.Map
 }
 
-// takeOver decides about a map of the running version: it is kept (same), its entries are copied, or neither.
+// takeOver decides about a map of the running version: it is shared (same), its entries are copied, or neither.
 func (g *mapSet) takeOver(name string, spec *ebpf.MapSpec, from *ebpf.Map) (same, copied bool, err error) {
 	diff, rule := compareLayout(spec, from), g.Migrate[name]
 	switch {
@@ -73,7 +73,7 @@ func extendable(name string, spec *ebpf.MapSpec, from *ebpf.Map) error {
 var copyable = []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.PerCPUHash,
 	ebpf.LRUCPUHash}
 
-// fillMaps are the maps for Fill: the map set's own, and those of the running one that it is to move itself.
+// fillMaps returns the maps for Fill: the map set's own, and those of the running one that Fill migrates.
 func (g *mapSet) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
 	out := g.sdkMaps()
 	for name, rule := range g.Migrate {
@@ -85,7 +85,7 @@ func (g *mapSet) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
 	return out
 }
 
-// sameObject reports whether two descriptors are of one map of the kernel.
+// sameObject reports whether two descriptors refer to the same kernel map.
 func sameObject(a, b *ebpf.Map) bool {
 	if a == nil || b == nil {
 		return false
@@ -95,13 +95,13 @@ func sameObject(a, b *ebpf.Map) bool {
 	return err1 == nil && err2 == nil && one == other
 }
 
-// copyEntries copies all entries. Those that packets change meanwhile may be copied as they were. Queues and the like,
-// which have no entries to examine, begin empty.
+// copyEntries copies all entries. Entries that packets change in the meantime may be copied in their old state. Queues
+// and similar maps, whose entries cannot be listed, start empty.
 func copyEntries(name string, from, to *ebpf.Map) error {
 	if !slices.Contains(copyable, from.Type()) {
 		return nil
 	}
-	const attempts = 5 // going through a map begins again whenever the entry at hand is deleted
+	const attempts = 5 // iterating starts again whenever the current entry is deleted
 	for range attempts {
 		err := copyOnce(name, from, to)
 		var migration *MigrationError
@@ -117,8 +117,8 @@ func copyEntries(name string, from, to *ebpf.Map) error {
 }
 
 // copyOnce copies the entries of a map to one with values of another size: fields are only ever appended, so longer
-// values are cut and shorter ones filled with zeros. ebpf.ErrIterationAborted if entries are removed too quickly for
-// that.
+// values are truncated and shorter ones padded with zeros. It returns ebpf.ErrIterationAborted if entries are removed
+// too quickly.
 func copyOnce(name string, from, to *ebpf.Map) error {
 	entries := from.Iterate()
 	if perCPU(from.Type()) {
@@ -150,7 +150,8 @@ func perCPU(t ebpf.MapType) bool {
 	return t == ebpf.PerCPUArray || t == ebpf.PerCPUHash || t == ebpf.LRUCPUHash
 }
 
-// putEntry writes an entry into the new map. Arrays are made of zeros, which need not be written, and may be missing.
+// putEntry writes an entry into the new map. Arrays are created with zeros, which need not be written, and may be
+// shorter.
 func putEntry(name string, to *ebpf.Map, key, value any, zero bool) error {
 	if zero && (to.Type() == ebpf.Array || to.Type() == ebpf.PerCPUArray) {
 		return nil
@@ -163,8 +164,8 @@ func putEntry(name string, to *ebpf.Map, key, value any, zero bool) error {
 	return err
 }
 
-// resized is a value of another size: cut, or filled up with zeros. The kernel pads per-CPU values to 8 bytes, which
-// are no part of them.
+// resized returns a value with another size: truncated, or padded with zeros. The kernel's padding of per-CPU values to
+// 8 bytes does not count.
 func resized(value []byte, size uint32) []byte {
 	out := make([]byte, size)
 	copy(out, value)

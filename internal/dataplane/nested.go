@@ -13,8 +13,9 @@ import (
 // nested are the entries of a map of maps: the inner maps' names, by key.
 type nested map[uint32]string
 
-// takeNested returns specs whose maps of maps are empty, and what was in these. Each entry that is put has the kernel
-// wait for an RCU grace period, 8 ms and more; put by one call, they wait for one in all (Linux 6.8).
+// takeNested returns specs whose maps of maps are empty, and the removed entries. For each entry that is put
+// separately, the kernel waits for an RCU grace period, 8 ms and more; for entries put by one call, it waits only once
+// (Linux 6.8).
 func takeNested(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.MapSpec, map[string]nested) {
 	empty, taken := maps.Clone(specs), map[string]nested{}
 	for name, ms := range specs {
@@ -36,8 +37,8 @@ func takeNested(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.MapSpec, map[s
 	return empty, taken
 }
 
-// put fills a map of maps, whose inner maps are in all by name. Kernels without batches for this type take one entry
-// after the other.
+// put fills a map of maps. all has the inner maps by name. Kernels without batch updates for this type take one entry
+// at a time.
 func (n nested) put(m *ebpf.Map, all map[string]*ebpf.Map) error {
 	var keys, values []uint32
 	for key, inner := range n {

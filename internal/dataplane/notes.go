@@ -10,17 +10,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
 )
 
-// A module notes a number about a packet by kerb_note (kerb/packet.h), which calls a number that no helper has, with
-// the packet context in R1 and the note in R2. A traced chain, and a timed copy, store it behind the packet context in
-// the frame of the entry, where the call after the module reads it. From all other chains the linker removes the call
-// and what computes its arguments: other packets execute nothing for it.
+// A module notes a number about a packet with kerb_note (kerb/packet.h), which calls a number that no helper has, with
+// the packet context in R1 and the note in R2. A traced chain and a timed copy store the note after the packet context
+// in the frame of the entry, where the call after the module reads it. In all other chains the linker removes the call
+// and the code that computes its arguments, so that other packets execute nothing for it.
 
 const (
 	noteNumber   = 0x6b6574
 	noteKeyShift = 48
 )
 
-// noting is the body of a module with its calls of kerb_note replaced.
+// noting returns the body of a module with its calls of kerb_note replaced.
 func (l *linker) noting(symbol string, code asm.Instructions) body {
 	noted := slices.ContainsFunc(code, notes)
 	if noted && !l.reports() {
@@ -39,9 +39,9 @@ func (l *linker) noting(symbol string, code asm.Instructions) body {
 // notes reports whether an instruction is a call of kerb_note.
 func notes(ins asm.Instruction) bool { return ins.IsBuiltinCall() && ins.Constant == noteNumber }
 
-// noteSize is the bytes of the frame that a body leaves for its note. The note of modules that note nothing, and the
-// frames of what is written into the entry, share their memory: on Linux 6.1, which rounds frames up to 32 bytes, a
-// traced firewall has no room for more.
+// noteSize returns the bytes of the frame that a body leaves for its note. The notes of modules that note nothing share
+// their memory with the frames of inlined code: on Linux 6.1, which rounds frames up to 32 bytes, a traced firewall has
+// no room for more.
 func (l *linker) noteSize(notes bool) int32 {
 	if l.reports() && notes {
 		return 8
@@ -49,7 +49,7 @@ func (l *linker) noteSize(notes bool) int32 {
 	return 0
 }
 
-// forgetNote clears the note: before a module that may note something, or behind one that does not.
+// forgetNote clears the note: before a module that may note something, or after one that does not.
 func (l *linker) forgetNote() asm.Instruction {
 	return asm.Instruction{OpCode: asm.StoreImmOp(asm.DWord), Dst: asm.RFP, Offset: l.note - int16(l.frame)}
 }

@@ -20,7 +20,7 @@ import (
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
 const linkerVersion = 16
 
-// linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
+// linkerRevision is set with -ldflags -X for a build that differs from another one only in the identity of its chains.
 var linkerRevision string
 
 // chainObjects are the variants of chain.bpf.c, parsed.
@@ -48,8 +48,8 @@ func readChainObject(name string) ([]byte, error) {
 	return obj, nil
 }
 
-// Linker identifies everything in a chain besides its modules: chain.Spec.Linker. A newer build of the linker has
-// another one, so that it replaces the chains of an older build.
+// Linker returns the identity of everything in a chain except its modules: chain.Spec.Linker. A newer build of the
+// linker has another one, so that it replaces the chains of an older build.
 func Linker() string { return linkerDigest() }
 
 var linkerDigest = sync.OnceValue(func() string {

@@ -15,8 +15,8 @@ type testPacket struct {
 	frame []byte
 }
 
-// representative are the packets that modules are measured with: what opens a connection, what acknowledges or asks
-// little, what carries much, and a datagram, in both families. Lengths are those of the payload.
+// representative returns the packets for measuring modules: one that opens a connection, one that acknowledges or is a
+// short request, one with a large payload, and a datagram, in both families. Lengths are those of the payload.
 func representative() []testPacket {
 	ports := packet.Ports{Src: 40000, Dst: 80}
 	var out []testPacket
@@ -36,7 +36,7 @@ func representative() []testPacket {
 	return out
 }
 
-// representativeFrame has ends of the ranges for documentation (RFC 5737, RFC 3849).
+// representativeFrame uses addresses of the ranges for documentation (RFC 5737, RFC 3849).
 func representativeFrame(family string, f packet.Fields) []byte {
 	from, to := "192.0.2.1", "198.51.100.2"
 	if family == "IPv6" {
@@ -45,7 +45,7 @@ func representativeFrame(family string, f packet.Fields) []byte {
 	f.Src, f.Dst = netip.MustParseAddr(from), netip.MustParseAddr(to)
 	frame, err := f.Frame()
 	if err != nil {
-		panic(err) // the fields above are right
+		panic(err) // the fields above are valid
 	}
 	return frame
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// pinDir builds a directory of pins under a temporary name and renames it into place, so that it is there completely or
-// not at all, whenever the agent is killed.
+// pinDir builds a directory of pins under a temporary name and renames it into place, so that it is complete or does
+// not exist, even if the agent is killed.
 func pinDir(dir string, fill func(tmp string) error) error {
 	tmp := temp(dir)
 	if err := removePins(tmp); err != nil {
@@ -31,8 +31,8 @@ func pinDir(dir string, fill func(tmp string) error) error {
 	return nil
 }
 
-// removePins unpins a directory with all it holds. It takes the name away first: whenever the agent is killed, what has
-// the name is whole.
+// removePins removes a directory of pins. It renames the directory first: if the agent is killed, a directory with the
+// original name is complete.
 func removePins(dir string) error {
 	tmp := dir
 	if !strings.HasPrefix(filepath.Base(dir), tempPrefix) {
@@ -56,7 +56,7 @@ func removeAll(dir string) error {
 	return nil
 }
 
-// pinCopy pins an object that may be pinned elsewhere already: the library remembers one path for each handle.
+// pinCopy pins an object that may be pinned elsewhere already: the library stores only one path for each handle.
 func pinCopy(m *ebpf.Map, path string) error {
 	c, err := m.Clone()
 	if err != nil {
@@ -66,7 +66,7 @@ func pinCopy(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
-// pinOnce pins a map where nothing is pinned yet: chains of the same members share their pins.
+// pinOnce pins a map unless the path exists: chains of the same members share their pins.
 func pinOnce(m *ebpf.Map, path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil
@@ -77,7 +77,7 @@ func pinOnce(m *ebpf.Map, path string) error {
 	return pinCopy(m, path)
 }
 
-// sweepTemp removes what a killed agent was building or removing.
+// sweepTemp removes directories that a killed agent was building or removing.
 func sweepTemp(dirs ...string) error {
 	var errs []error
 	for _, dir := range dirs {

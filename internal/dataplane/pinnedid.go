@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openPin opens a pinned program, map or link. What each change asks of all chains, modules and attach points is asked
-// so: package ebpf also reads the types of each program that it opens, and /proc for each map and link, which takes
-// longer than all else that a change observes.
+// openPin opens a pinned program, map or link. It is used for everything that each change reads of all chains, modules
+// and attach points: package ebpf also reads the types of each program that it opens, and /proc for each map and link,
+// which takes longer than the rest of the observation.
 func openPin(path string) (fd int, err error) {
 	name, err := unix.BytePtrFromString(path)
 	if err != nil {
@@ -61,7 +61,7 @@ func objectID(fd int) (uint32, error) {
 	return info.id, err
 }
 
-// objectInfo reads as much of what the kernel knows of an open object as info has room for.
+// objectInfo reads the kernel's information about an open object, as much as info has room for.
 func objectInfo[T any](fd int, info *T) error {
 	_, err := bpfCall(unix.BPF_OBJ_GET_INFO_BY_FD, &struct {
 		fd, size uint32
@@ -70,7 +70,7 @@ func objectInfo[T any](fd int, info *T) error {
 	return err
 }
 
-// linkInfo is the begin of struct bpf_link_info, in the host's byte order.
+// linkInfo is the beginning of struct bpf_link_info, in the host's byte order.
 type linkInfo struct {
 	kind, _, program, _ uint32
 	target              [8]byte // of a cgroup its id, of XDP and TCX the index of the interface
@@ -79,7 +79,7 @@ type linkInfo struct {
 func (i linkInfo) cgroup() uint64  { return binary.NativeEndian.Uint64(i.target[:]) }
 func (i linkInfo) ifindex() uint32 { return binary.NativeEndian.Uint32(i.target[:]) }
 
-// pinnedLink returns what the kernel knows of a pinned link.
+// pinnedLink returns the kernel's information about a pinned link.
 func pinnedLink(path string) (info linkInfo, err error) {
 	fd, err := openPin(path)
 	if err != nil {
@@ -93,8 +93,8 @@ func pinnedLink(path string) (info linkInfo, err error) {
 	return *read, nil
 }
 
-// updateLink replaces the program of an open link in one step. Package ebpf would first read what the link is, and so
-// it would in detachLink: the kernel takes the lock of all network configuration for that.
+// updateLink atomically replaces the program of an open link. Package ebpf would first read the type of the link, as it
+// would in detachLink: for that the kernel takes the lock of all network configuration.
 func updateLink(fd int, prog *ebpf.Program) error {
 	_, err := bpfCall(unix.BPF_LINK_UPDATE, &struct{ link, program, flags, before uint32 }{
 		link: uint32(fd), program: uint32(prog.FD())})

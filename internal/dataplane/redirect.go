@@ -14,11 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// A module whose package has deferredRedirect may record the target of a packet and leave it to the modules behind,
-// which may drop it. Chains with such a module before the last one get code for it; all others do not change. The last
-// member redirects at once, and so does every module on XDP, where the kernel keeps one target per packet.
+// A module whose package has deferredRedirect may record the target of a packet and pass it to the subsequent modules,
+// which may drop it. Chains with such a module before the last one get code for it; all others stay unchanged. The last
+// member redirects immediately, and so does every module on XDP, where the kernel keeps one target per packet.
 
-// defers reports whether modules behind member i see packets that it redirects.
+// defers reports whether the modules after member i see packets that it redirects.
 func (l *linker) defers(i int) bool {
 	return l.spec.Side.Hook() == chain.TC && i < len(l.members)-1 && l.members[i].DeferredRedirect
 }
@@ -38,7 +38,7 @@ func (l *linker) loadPkt(dst asm.Register, offset int16) asm.Instruction {
 	return asm.LoadMem(dst, asm.RFP, int16(-l.frame)+offset, asm.Word)
 }
 
-// keepRedirect continues with the next module after a verdict that is a deferred redirect, else with act.
+// keepRedirect continues with the next module after a deferred redirect, and with act after other verdicts.
 func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
 	pkt := l.pkt(asm.R1)
 	pkt[0] = pkt[0].WithSymbol("keep_" + next)
@@ -54,8 +54,8 @@ func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
 	})
 }
 
-// redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps
-// to.
+// redirected generates the end of a chain, or of a part of it, for packets that may have a target, and code that it
+// jumps to.
 func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leave asm.Instructions) {
 	if parts != nil {
 		return append(l.store(), end...), nil
@@ -65,7 +65,7 @@ func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leav
 	leave[0] = leave[0].WithSymbol("leave")
 	leave = append(leave,
 		asm.Mov.Imm(asm.R2, int32(kerbabi.Redirect)),
-		asm.Mov.Imm(asm.R3, 0), // no maps of drops: a redirect is none
+		asm.Mov.Imm(asm.R3, 0), // no maps of drops: a redirect is not a drop
 		asm.Mov.Imm(asm.R4, 0),
 		asm.Mov.Imm(asm.R5, 0),
 		asm.Ja.Label(l.leaveLabel()),
@@ -73,7 +73,7 @@ func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leav
 	return append(branch, end...), leave
 }
 
-// leaveLabel is where kerb_verdict is, behind the calls of kerb_exit: these are not of deferred redirects.
+// leaveLabel is the label of kerb_verdict, after the calls of kerb_exit, which do not apply to deferred redirects.
 func (l *linker) leaveLabel() string {
 	if len(l.exits) == 0 {
 		return verdictLabel

@@ -11,9 +11,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// relocate has a module access the chain's struct kerb_pkt, whose layout may differ from that of the version of Kerb
-// that compiled the module. Modules without relocations have the layout of the chain (internal/pkgs/contract.go).
-// Relocations for types of the kernel remain for the loader.
+// relocate adapts a module's accesses to the chain's struct kerb_pkt, whose layout may differ from that of the Kerb
+// version that compiled the module. Modules without relocations have the layout of the chain
+// (internal/pkgs/contract.go). Relocations for kernel types are left to the loader.
 func (l *linker) relocate(code asm.Instructions) error {
 	var relocations []*btf.CORERelocation
 	var found []*asm.Instruction

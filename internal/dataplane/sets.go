@@ -21,10 +21,10 @@ import (
 // Mirrored in kerb/set.h.
 const (
 	maxSets        = 1024
-	maxSetElements = 1 << 19 // of all sets, and of their replacements
+	maxSetElements = 1 << 19 // of all sets, and of replacements in progress
 )
 
-// MaxSets is how many sets and selectors of services the modules of a node refer to at most.
+// MaxSets is the maximum number of sets and selectors of services that the modules of a node refer to.
 const MaxSets = maxSets - 1
 
 // shares reports whether the module shares a map with other modules.
@@ -32,7 +32,7 @@ func (mod *Module) shares(name string) bool {
 	return slices.Contains(mod.SharedMaps, name) || len(mod.Settings.Sets) > 0 && slices.Contains(sdk.SetMaps, name)
 }
 
-// fitSets makes the maps of sets as small as can be for a config without sets.
+// fitSets minimizes the maps of sets for a config without sets.
 func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 	if len(mod.Settings.Sets) > 0 {
 		return
@@ -44,8 +44,8 @@ func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 	}
 }
 
-// checkTable refuses programs that look up sets without sdk.SetTableMap, as a kerb/set.h from before it has them: they
-// would find no IPv4 address and no port, so that what they have to drop passes.
+// checkTable rejects programs that look up sets without sdk.SetTableMap, which a kerb/set.h from before it compiles:
+// they would find no IPv4 address and no port, so that packets pass which they have to drop.
 func (g *mapSet) checkTable() error {
 	if len(g.Settings.Sets) > 0 && g.maps[sdk.SetElementsMap] != nil && g.maps[sdk.SetTableMap] == nil {
 		return fmt.Errorf("module %s: the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not "+
@@ -60,11 +60,11 @@ type Sets struct {
 	owned  bool
 	all    map[uint64]sdk.Set
 	latest uint32 // version of a set
-	// How many elements of a bucket are in sdk.SetElementsMap, as it has no place for them; nil: not known.
+	// Number of elements of each bucket that are in sdk.SetElementsMap, because they do not fit; nil: unknown.
 	elsewhere map[uint32]int
 }
 
-// Elements are what a set has: addresses as prefixes of their length, ports as sdk.PortAddr.
+// Elements are the elements of a set: addresses as prefixes of full length, ports as sdk.PortAddr.
 type Elements struct {
 	Prefixes bool // of any length
 	List     []netip.Prefix
@@ -88,8 +88,8 @@ func setSpecs() map[string]*ebpf.MapSpec {
 	}
 }
 
-// OpenSets opens the maps that the modules of the node share. It creates them if create is set, and returns nil if
-// there are none otherwise.
+// OpenSets opens the maps that the modules of the node share. If they do not exist, it creates them if create is set,
+// and returns nil otherwise.
 func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 	maps := sdk.Maps{}
 	for name, spec := range setSpecs() {
@@ -113,7 +113,7 @@ func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 	return s, nil
 }
 
-// openSet opens a pinned map of sets, or creates it if that is asked for; nil without an error if it does not exist.
+// openSet opens a pinned map of sets, or creates it on request; nil without an error if it does not exist.
 func openSet(path string, spec *ebpf.MapSpec, create bool) (*ebpf.Map, error) {
 	m, err := pinnedMap(path)
 	switch {
@@ -134,7 +134,7 @@ func openSet(path string, spec *ebpf.MapSpec, create bool) (*ebpf.Map, error) {
 	return m, nil
 }
 
-// NewSets returns the sets in maps, without what a killed agent has left.
+// NewSets returns the sets in maps, after removing leftovers of a killed agent.
 func NewSets(maps sdk.Maps) (*Sets, error) {
 	s := &Sets{maps: maps, all: map[uint64]sdk.Set{}}
 	var id uint64
@@ -148,7 +148,7 @@ func NewSets(maps sdk.Maps) (*Sets, error) {
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read map %s: %w", sdk.SetsMap, err)
 	}
-	if s.latest == 0 { // versions decide on buckets: it is not to be known which elements share one
+	if s.latest == 0 { // versions determine buckets: it must be unknown which elements share one
 		s.latest = rand.Uint32N(1 << 30)
 	}
 	return s, s.sweep()
@@ -161,13 +161,13 @@ func (s *Sets) Close() {
 	}
 }
 
-// Has reports whether the kernel has a set in this revision.
+// Has reports whether the kernel has this revision of a set.
 func (s *Sets) Has(id, revision uint64) bool {
 	return revision != 0 && s.all[id].Revision == revision
 }
 
-// Replace gives a set other elements than the old ones, which may be nil if they are not known. Each packet meets
-// either the old ones or the new ones.
+// Replace replaces the elements of a set; the old ones may be nil if they are unknown. Each packet sees either the old
+// or the new ones.
 func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	before := s.all[id]
 	s.latest++
@@ -190,7 +190,7 @@ func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	return s.edit(before, nil, old.List)
 }
 
-// Change adds and removes elements of a set. If the agent is killed meanwhile, Has is false.
+// Change adds and removes elements of a set. If the agent is killed in the meantime, Has returns false.
 func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
 	set := s.all[id]
 	set.Revision = 0
@@ -204,7 +204,7 @@ func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
 	return errors.Join(s.write(id, set), s.touch())
 }
 
-// Retain removes all sets but those given.
+// Retain removes all sets except the given ones.
 func (s *Sets) Retain(keep map[uint64]bool) error {
 	var removed bool
 	for id := range s.all {
@@ -223,7 +223,7 @@ func (s *Sets) Retain(keep map[uint64]bool) error {
 	return errors.Join(s.touch(), s.sweep())
 }
 
-// write stores what a set is made of. ErrSetsFull says how many there can be.
+// write stores the state of a set. ErrSetsFull reports that there are too many.
 func (s *Sets) write(id uint64, set sdk.Set) error {
 	set.ID = id
 	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
@@ -237,7 +237,7 @@ func (s *Sets) write(id uint64, set sdk.Set) error {
 	return nil
 }
 
-// touch has connections checked again.
+// touch makes connections be checked again.
 func (s *Sets) touch() error {
 	all := s.all[allSets]
 	all.Version++
@@ -277,7 +277,7 @@ func (s *Sets) edit(set sdk.Set, add, remove []netip.Prefix) error {
 	return nil
 }
 
-// count notes an element of sdk.SetElementsMap that is added, or removed.
+// count counts an element of sdk.SetElementsMap that is added or removed.
 func (s *Sets) count(set sdk.Set, p netip.Prefix, n int) {
 	bucket, _, ok := set.Bucket(p.Addr())
 	if !ok || s.elsewhere == nil {
@@ -288,8 +288,8 @@ func (s *Sets) count(set sdk.Set, p netip.Prefix, n int) {
 	}
 }
 
-// put adds a prefix to a set, or an address as the longest prefix. Its trie is allocated on demand: the kernel answers
-// ENOSPC when it is full, a hash table E2BIG.
+// put adds a prefix to a set, or an address as a prefix of full length. Tries are allocated on demand: the kernel
+// returns ENOSPC when one is full, and E2BIG for a hash table.
 func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
 	name, key := elementKey(set, p)
 	err := s.maps[name].Update(key, uint32(1), ebpf.UpdateNoExist)
@@ -327,7 +327,7 @@ func elementKey(set sdk.Set, p netip.Prefix) (name string, key any) {
 	return sdk.SetElementsMap, sdk.ElementOf(set.Version, p.Addr())
 }
 
-// sweep removes the elements of versions that no set has.
+// sweep removes the elements of versions that belong to no set.
 func (s *Sets) sweep() error {
 	live := map[uint32]sdk.SetKind{}
 	for id, set := range s.all {
@@ -360,8 +360,8 @@ func (s *Sets) sweep() error {
 	return nil
 }
 
-// sweepMap removes the elements that are not to be kept. They are collected first: removing what an iteration is at
-// has it begin again.
+// sweepMap removes the elements that are not to be kept. They are collected first: removing the current element of an
+// iteration makes it start again.
 func sweepMap[K any](m *ebpf.Map, keep func(K) bool) error {
 	var old []K
 	var key K

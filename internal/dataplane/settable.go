@@ -16,18 +16,19 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Entries of sdk.SetTableMap that are no elements. Behind a free one all are free. Elements of a bucket without a free
-// one may be in sdk.SetElementsMap; one that had them keeps a removed entry in the last place.
+// Entries of sdk.SetTableMap that are not elements. All entries after a free one are free. Elements of a full bucket
+// may be in sdk.SetElementsMap; a bucket that had such elements keeps a removed entry in the last place.
 const (
 	entryFree    = 0
 	entryRemoved = 1
 )
 
-// fewBuckets is of how many at most the pages are mapped. More have the whole table mapped, which takes half a
-// millisecond: the kernel fills in all of its page table.
+// fewBuckets is the maximum number of buckets whose pages are mapped separately. For more, the whole table is mapped,
+// which takes half a millisecond: the kernel fills in all of its page table.
 const fewBuckets = 32
 
-// setTable is sdk.SetTableMap in memory, or some of its pages, for a single change: it would count as the agent's.
+// setTable is sdk.SetTableMap in memory, or some of its pages, for one change: a permanent mapping would count as the
+// agent's memory.
 type setTable struct {
 	buckets uint32 // in all
 	span    uint32 // buckets of a part
@@ -77,11 +78,11 @@ func bucketsOf(set sdk.Set, elements ...[]netip.Prefix) []uint32 {
 
 func (t *setTable) close() {
 	for _, memory := range t.parts {
-		_ = unix.Munmap(memory) // cannot fail for what Mmap returned
+		_ = unix.Munmap(memory) // cannot fail for memory from Mmap
 	}
 }
 
-// at returns a bucket, nil for one that is not mapped.
+// at returns a bucket, nil if it is not mapped.
 func (t *setTable) at(bucket uint32) *sdk.SetBucket {
 	if bucket >= t.buckets {
 		return nil
@@ -93,7 +94,7 @@ func (t *setTable) at(bucket uint32) *sdk.SetBucket {
 	return (*sdk.SetBucket)(unsafe.Pointer(&part[bucket%t.span*sdk.SetBucketSize*8]))
 }
 
-// bucket returns the bucket of an element and its number, nil if the table does not have it.
+// bucket returns the bucket of an element and its number, nil if the table cannot have the element.
 func (t *setTable) bucket(set sdk.Set, a netip.Addr) (b *sdk.SetBucket, at uint32, entry uint64) {
 	at, entry, ok := set.Bucket(a)
 	if !ok {
@@ -133,7 +134,7 @@ func (t *setTable) remove(set sdk.Set, a netip.Addr) bool {
 	return false
 }
 
-// trim frees what is removed behind the last element of a bucket that has no elements elsewhere.
+// trim frees removed entries after the last element of a bucket that has no elements elsewhere.
 func (t *setTable) trim(bucket uint32) {
 	b := t.at(bucket)
 	if b == nil {
@@ -144,7 +145,7 @@ func (t *setTable) trim(bucket uint32) {
 	}
 }
 
-// sweep removes the elements of versions that are not to be kept, and frees the places of all buckets that have no
+// sweep removes the elements of versions that are not to be kept, and frees removed entries of buckets that have no
 // elements elsewhere.
 func (t *setTable) sweep(keep func(version uint32) bool, elsewhere map[uint32]int) {
 	for i := range t.buckets {

@@ -14,15 +14,16 @@ import (
 	"github.com/cilium/ebpf/features"
 )
 
-// skbWindow is how many bytes of struct sk_buff a module reads at once: FW_SKB_WINDOW in modules/firewall/offload.h.
+// skbWindow is the number of bytes of struct sk_buff that a module reads at once: FW_SKB_WINDOW in
+// modules/firewall/offload.h.
 const skbWindow = 80
 
-// skbAccess is how the running kernel lets data planes read struct sk_buff.
+// skbAccess describes how the running kernel lets data planes read struct sk_buff.
 type skbAccess struct {
-	// constants are where fields are that struct __sk_buff does not show, by the constants of data planes that read them.
-	// A module that declares them gets them set; it must do without them where they are zero.
+	// constants are the offsets of fields that struct __sk_buff does not have, by the constants of data planes that read
+	// them. A module that declares them gets their values; it must do without the fields if they are zero.
 	constants map[string]any
-	cast      btf.TypeID // of bpf_cast_to_kern_ctx (Linux 6.2), 0 if it cannot be called
+	cast      btf.TypeID // bpf_cast_to_kern_ctx (Linux 6.2); 0 if it cannot be called
 }
 
 var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
@@ -51,7 +52,7 @@ var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 	return a, nil
 })
 
-// canCast tries to load a program that reads a byte of the kernel's structure for packets.
+// canCast tries to load a program that reads a byte of the kernel's packet structure.
 func canCast(kind ebpf.ProgramType, id btf.TypeID, offset uint32) bool {
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
@@ -63,12 +64,12 @@ func canCast(kind ebpf.ProgramType, id btf.TypeID, offset uint32) bool {
 	return true
 }
 
-// xdpAccess is where struct xdp_buff has its flags, and which of them says that a frame is in several buffers: zeros
-// where programs cannot read it.
+// xdpAccess is the location of the flags in struct xdp_buff, and the flag for frames in several buffers: zeros if
+// programs cannot read it.
 type xdpAccess struct{ offset, frags uint32 }
 
 var xdpFlags = sync.OnceValue(func() xdpAccess {
-	a, err := skbFields() // the function is the same one
+	a, err := skbFields() // the same function is used
 	if err != nil || a.cast == 0 {
 		return xdpAccess{}
 	}
@@ -88,7 +89,7 @@ var xdpFlags = sync.OnceValue(func() xdpAccess {
 	return xdp
 })
 
-// xdpLayout returns zeros if this kernel has them in another form than programs expect.
+// xdpLayout returns zeros if this kernel's layout differs from what programs expect.
 func xdpLayout(buff *btf.Struct, flags *btf.Enum) (xdp xdpAccess) {
 	m, offset, found := findMember(buff.Members, "flags", 0)
 	if size, err := btf.Sizeof(m.Type); !found || err != nil || size != 4 || m.BitfieldSize != 0 {
@@ -107,7 +108,7 @@ func castCall(id btf.TypeID) asm.Instruction {
 		Constant: int64(id)}
 }
 
-// HaveSKBFields reports why data planes cannot read the checksum fields of struct sk_buff, nil if they can.
+// HaveSKBFields returns why data planes cannot read the checksum fields of struct sk_buff, nil if they can.
 func HaveSKBFields() error {
 	_, err := skbFields()
 	return err
@@ -115,9 +116,9 @@ func HaveSKBFields() error {
 
 var errSKBLayout = errors.New("struct sk_buff has another layout than expected")
 
-// skbLayout returns constants for the fields of struct sk_buff that no helper gives, from the running kernel's BTF.
-// The data plane reads them in one window of skbWindow bytes: offsets are relative to it, in bytes, and the shift is
-// in bits. errSKBLayout if this kernel has them elsewhere.
+// skbLayout returns constants for the fields of struct sk_buff that no helper returns, from the running kernel's BTF.
+// The data plane reads them in one window of skbWindow bytes: offsets are relative to it, in bytes, and the shift is in
+// bits. It returns errSKBLayout if this kernel has them elsewhere.
 func skbLayout(skb *btf.Struct) (map[string]any, error) {
 	offsets, bits := map[string]uint32{}, uint32(0)
 	for _, name := range []string{"ip_summed", "csum_start", "csum_offset", "mac_header"} {
@@ -132,7 +133,7 @@ func skbLayout(skb *btf.Struct) (map[string]any, error) {
 	}
 	window := offsets["ip_summed"] &^ 7
 	shift, size := bits&0xff, bits>>8
-	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 { // bit fields are counted from the highest bit there
+	if binary.NativeEndian.Uint16([]byte{0, 1}) == 1 { // there, bit fields are counted from the highest bit
 		shift = 8 - shift - size
 	}
 	last := max(offsets["csum_start"]+4, offsets["mac_header"]+2)

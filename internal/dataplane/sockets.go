@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Names of what a module on sockets has, in its object (but for messages and sockets) and among the pins.
+// Names of a module's parts on sockets, in its object (except messages and sockets) and among the pins.
 const (
 	messagesPin = "messages" // the sk_msg program
 	drainPin    = "drain"
@@ -34,12 +34,12 @@ const (
 // SocketsPrefix begins the names of Kerb's programs on sockets.
 const SocketsPrefix = "kerb_"
 
-// sockets are the programs of one module for sockets, in the kernel.
+// sockets are the loaded programs of one module on sockets.
 type sockets struct {
-	progs map[string]*ebpf.Program // all, services, messages, drain, age, guard; what the module has of them
+	progs map[string]*ebpf.Program // all, services, messages, drain, age, guard; those that the module has
 	maps  map[string]*ebpf.Map     // sockets, off, drained, guarded; clones
 
-	guardErr error // why the kernel has not loaded guard
+	guardErr error // why the kernel has not loaded the guard
 }
 
 // Close frees what is neither pinned nor attached.
@@ -64,8 +64,8 @@ func loadSockets(g *mapSet) (*sockets, error) {
 	return s, nil
 }
 
-// load loads the programs of a module on sockets, and clones the maps that outlive a map set: sockets, and what
-// drains them.
+// load loads the programs of a module on sockets, and clones the maps that outlive a map set: sockets, and those for
+// draining.
 func (s *sockets) load(g *mapSet, spec *ebpf.CollectionSpec) error {
 	for name, prog := range spec.Programs {
 		if prog.Type == ebpf.SkMsg {
@@ -117,8 +117,8 @@ func loadOn(g *mapSet, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
 	return ebpf.NewProgram(prog)
 }
 
-// attachMessages puts the sk_msg program on the SOCKHASH, in place of the one that is there. Sockets that are in the
-// map keep the program that they came in with. The program goes when the map does.
+// attachMessages attaches the sk_msg program to the SOCKHASH and replaces the one there. Sockets that are in the map
+// keep the program with which they were added. The program is removed together with the map.
 func (s *sockets) attachMessages() error {
 	prog, m := s.progs[messagesPin], s.maps[socketsPin]
 	if prog == nil || m == nil {
@@ -132,7 +132,7 @@ func (s *sockets) attachMessages() error {
 	return nil
 }
 
-// newLink runs an entry for all that happens to sockets of a cgroup from now on.
+// newLink attaches an entry for all sockets of a cgroup.
 func (onSockets) newLink(p chain.Point, prog *ebpf.Program) (link.Link, error) {
 	dir, err := dirOf(p)
 	if err != nil {
@@ -146,7 +146,7 @@ func attachCgroup(dir string, prog *ebpf.Program) (link.Link, error) {
 	return l, cgroupError(dir, err)
 }
 
-// dirOf is where the cgroup of a point is.
+// dirOf returns the directory of a point's cgroup.
 func dirOf(p chain.Point) (string, error) {
 	dir, err := cgroup.Dir(p.Cgroup)
 	if errors.Is(err, cgroup.ErrGone) {
@@ -155,8 +155,8 @@ func dirOf(p chain.Point) (string, error) {
 	return dir, err
 }
 
-// cgroupError explains what the kernel says to an attachment: EPERM of a program in this cgroup or above that was
-// attached without BPF_F_ALLOW_MULTI, and E2BIG of BPF_CGROUP_MAX_PROGS.
+// cgroupError explains kernel errors of an attachment: EPERM for a program in this cgroup or above that was attached
+// without BPF_F_ALLOW_MULTI, and E2BIG for BPF_CGROUP_MAX_PROGS.
 func cgroupError(dir string, err error) error {
 	switch {
 	case err == nil:
@@ -183,8 +183,8 @@ func (d onSockets) create(spec chain.Spec, members []*mapSet) error {
 	return pinDir(d.layout.chain(spec), func(tmp string) error { return s.pin(tmp, spec.Members[0]) })
 }
 
-// pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for
-// the member.
+// pin pins everything that is needed for attaching and draining. One of the entries represents the whole, like prog0 in
+// chains of packets, and the member.
 func (s *sockets) pin(dir string, m chain.Member) error {
 	pins := maps.Clone(s.progs)
 	for _, e := range []chain.Entry{chain.All, chain.Services} {
@@ -193,7 +193,7 @@ func (s *sockets) pin(dir string, m chain.Member) error {
 		}
 	}
 	for name, p := range pins {
-		own, err := p.Clone() // the library remembers one path for each handle
+		own, err := p.Clone() // the library stores one path for each handle
 		if err != nil {
 			return err
 		}
@@ -211,7 +211,7 @@ func (s *sockets) pin(dir string, m chain.Member) error {
 	return nil
 }
 
-// put puts the sk_msg program of a pinned chain on its map, and the entry on the cgroup.
+// put attaches the sk_msg program of a pinned chain to its map, and the entry to the cgroup.
 func (d onSockets) put(p chain.Point, dir string) error {
 	s, err := openSockets(dir)
 	if err != nil {
@@ -228,18 +228,18 @@ func (d onSockets) put(p chain.Point, dir string) error {
 	if err := s.attachMessages(); err != nil {
 		return err
 	}
-	// first: programs that rely on the guard must not have spliced from a socket that is enrolled
+	// first: programs that rely on the guard must not have spliced from an enrolled socket
 	if err := d.setGuard(s, dir); err != nil {
 		return err
 	}
-	delete(d.draining, dir) // it may have been about to leave
+	delete(d.draining, dir) // it may have been draining
 	if err := s.setOff(false); err != nil {
 		return err
 	}
 	return d.attach(p, prog)
 }
 
-// LoadedSockets is a module on sockets that is in the kernel, but not pinned: for tests and checks of the kernel.
+// LoadedSockets is a loaded module on sockets that is not pinned: for tests and checks of the kernel.
 type LoadedSockets struct {
 	Maps    sdk.Maps
 	gen     *mapSet
@@ -247,7 +247,7 @@ type LoadedSockets struct {
 	links   []link.Link
 }
 
-// LoadSockets creates the maps of a module, fills them and loads its programs.
+// LoadSockets creates and fills the maps of a module, and loads its programs.
 func LoadSockets(mod Module) (*LoadedSockets, error) {
 	mod.Sockets = true
 	g, err := newMapSet(mod, nil, nil)
@@ -290,11 +290,10 @@ func (l *LoadedSockets) Trace(t *Trace) error {
 	return t.reportMessages(m)
 }
 
-// Programs are those of the module, by name; the sk_msg program is called messages.
+// Programs returns the programs of the module by name; the sk_msg program is called messages.
 func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(l.sockets.progs) }
 
-// Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are
-// left.
+// Drain stops redirection, and removes sockets without redirected bytes from the map. It returns how many are left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
 // AgeIdle periodically removes idle sockets until ctx ends.
@@ -302,7 +301,7 @@ func (l *LoadedSockets) AgeIdle(ctx context.Context, every time.Duration) error 
 	return l.sockets.ageIdle(ctx, every)
 }
 
-// Close takes the module off and frees it. Sockets that are still in the map keep it, and their redirected bytes.
+// Close detaches and frees the module. Sockets that are still in the map keep it, and their redirected bytes.
 func (l *LoadedSockets) Close() {
 	for _, one := range l.links {
 		one.Close()
@@ -311,7 +310,7 @@ func (l *LoadedSockets) Close() {
 	l.gen.Close()
 }
 
-// openSockets opens what of a pinned chain is needed to attach and to drain it.
+// openSockets opens the parts of a pinned chain that are needed to attach and to drain it.
 func openSockets(dir string) (*sockets, error) {
 	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
 	for _, name := range []string{string(chain.All), string(chain.Services), messagesPin, drainPin, agePin, guardPin} {
@@ -335,9 +334,9 @@ func openSockets(dir string) (*sockets, error) {
 	return s, nil
 }
 
-// newSockets reports whether a map set has to begin with empty maps: connections cannot move from one SOCKHASH to
-// another, what is known of them goes with them, and messages on those that are in one are seen by the program, and its
-// maps, that they came in with.
+// newSockets reports whether a map set has to start with empty maps: connections cannot move from one SOCKHASH to
+// another, their state would be lost with them, and messages on sockets in a SOCKHASH are seen by the program, and its
+// maps, with which they were added.
 func (g *mapSet) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {
 		return false, nil

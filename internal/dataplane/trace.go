@@ -20,20 +20,20 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// TraceFilter says which packets a trace is about. Zero values stand for any.
+// TraceFilter selects the packets of a trace. Zero values match any packet.
 type TraceFilter struct {
 	Addr  netip.Prefix // of source or destination; masked
 	Proto uint8        // IANA number, after extension headers
 	Port  uint16       // source or destination
-	Bytes int          // of each packet that are reported, from its L2 header on; at most TraceBytes
-	// SlowerThan leaves out packets whose modules took no longer in each chain, together. The data plane holds their
-	// events back, so that they need no room.
+	Bytes int          // reported of each packet, from its L2 header on; at most TraceBytes
+	// SlowerThan leaves out packets whose modules together took no longer in each chain. The data plane holds their events
+	// back, so that they take no room.
 	SlowerThan time.Duration
-	// Netns is the cookie of the network namespace in whose sockets messages have to be. Packets know no such thing.
+	// Netns is the cookie of the network namespace of the messages' sockets. Packets have none.
 	Netns uint64
-	// After has the trace report, too, that the kernel dropped a packet after its last chain.
+	// After also reports packets that the kernel dropped after the last chain.
 	After bool
-	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
+	// Expression is a classic BPF program for frames with an Ethernet header, which returns 0 for frames that do not
 	// match. Messages have no frame, and match.
 	Expression []bpf.Instruction
 }
@@ -42,44 +42,44 @@ type TraceFilter struct {
 const TraceBytes = 256
 
 // TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a
-// packet follow each other on a CPU, by position.
+// packet are consecutive on a CPU, ordered by position.
 type TraceEvent struct {
 	traceEvent
-	Bytes []byte // of the packet, as it came in; of KernelDropped the name of a function
+	Bytes []byte // of the packet, as it arrived; of KernelDropped the name of a function
 }
 
 type traceEvent struct {
 	Time                 uint64 // ns, CLOCK_MONOTONIC
 	Packet               uint64 // number of the packet on its CPU
-	Elapsed              uint64 // ns that the module took, with about 20 for the clock; 0 of the first event
+	Elapsed              uint64 // ns that the module took, including about 20 for reading the clock; 0 in the first event
 	NoteWord             uint64 // of the module: see Note
 	Trace                uint64 // of the packet, the same at each chain that it meets
-	Ifindex, Len         uint32 // that the chain is attached to; bytes of the frame with its L2 header
+	Ifindex, Len         uint32 // of the chain's interface; bytes of the frame with its L2 header
 	Chain                uint32 // index in Trace.Chains, plus 1
 	ToIfindex            uint32 // of a redirect
 	CPU                  uint16
 	SourcePort, DestPort uint16 // host byte order; 0 without ports
-	Position, Verdict    uint8  // of the module in the chain, or traceHead; what it returned (KERB_NEXT ...)
+	Position, Verdict    uint8  // of the module in the chain, or traceHead; its verdict (KERB_NEXT ...)
 	Reason, Outcome      uint8  // of KERB_DROP (enum kerb_drop_reason); of the parser (enum kerb_parse)
 	Family, Proto        uint8  // 4, 6, or 0 if it is not IP; IANA number
 	TCPFlags             uint8  // as in the header: FIN is 1
 	ICMPType, ICMPCode   uint8
 	ToFlags              uint8    // of a redirect (KERB_TO_*)
 	SourceAddr, DestAddr [16]byte // network byte order; IPv4 in the first four bytes
-	// trace_key: the same wherever the packet is the same, on other nodes too; 0: none. Of a message: see Message
+	// trace_key: the same wherever the packet is the same, on other nodes too; 0: none. For a message: see Message
 	Key uint64
 }
 
-// traceHead is the position of a packet's first event: the packet as it came in.
+// traceHead is the position of a packet's first event: the packet as it arrived.
 const traceHead = 0xff
 
-// Head reports whether the event is the packet as it came in, before any module.
+// Head reports whether the event is the packet as it arrived, before any module.
 func (e TraceEvent) Head() bool { return e.Position == traceHead }
 
-// Deferred reports whether the modules behind see a packet that this one has redirected.
+// Deferred reports whether the subsequent modules see a packet that this one has redirected.
 func (e TraceEvent) Deferred() bool { return e.ToFlags&kerbabi.ToDeferred != 0 }
 
-// Addr is one of the event's addresses; invalid for packets that are not IP.
+// Addr returns one of the event's addresses; invalid for packets that are not IP.
 func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
 	switch e.Family {
 	case 4:
@@ -90,8 +90,8 @@ func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// Trace is a session: chains that report each module's verdict stand on its points in place of the plain ones. Sessions
-// that run at the same time share these chains.
+// Trace is a session: on its points, chains that report each module's verdict replace the plain ones. Sessions that run
+// at the same time share these chains.
 type Trace struct {
 	*tracer
 	session int
@@ -116,7 +116,7 @@ type traceFilter struct {
 	Netns      uint64
 }
 
-// raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
+// raw returns the filter in the data plane's format: addresses and masks in network byte order, family 0 for any
 // address.
 func (f TraceFilter) raw() traceFilter {
 	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes), Slower: uint64(f.SlowerThan),
@@ -136,10 +136,10 @@ func (f TraceFilter) raw() traceFilter {
 	return raw
 }
 
-// Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones,
-// in one step each; modules on sockets report themselves. To end it, attach the plain chains of points that no other
-// session has again and close it: any plan does, as a traced chain is not pinned. Of more than TraceSessions at a time
-// the error is ErrTraces.
+// Trace links the chains of the points again with a call after each module, and atomically replaces the plain ones;
+// modules on sockets report themselves. To end it, attach the plain chains of points that no other session uses and
+// close it: any plan does, as a traced chain is not pinned. Beyond TraceSessions sessions at a time it returns
+// ErrTraces.
 func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modules map[string]Module) (*Trace, error) {
 	if d.tracer == nil || d.tracer.idle() {
 		t, err := newTracer()
@@ -179,7 +179,7 @@ func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modu
 			return err
 		}
 	}
-	for _, p := range order { // a packet that goes from one point to the other is seen at both, as soon as possible
+	for _, p := range order { // so that a packet from one point to the other is seen at both as soon as possible
 		if t.running[p] == linked[p] {
 			continue
 		}
@@ -199,7 +199,7 @@ func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modu
 	return t.activate()
 }
 
-// NewTrace returns a trace without chains, as Loaded.Trace adds them.
+// NewTrace returns a trace without chains, which Loaded.Trace adds.
 func NewTrace(f TraceFilter) (*Trace, error) {
 	shared, err := newTracer()
 	if err != nil {
@@ -217,7 +217,7 @@ func NewTrace(f TraceFilter) (*Trace, error) {
 }
 
 // ForgetTraces unpins what traced chains need to outlive an agent, and ends the reports of modules on sockets. Call it
-// when no traced chain is attached.
+// only when no traced chain is attached.
 func (d *Dataplane) ForgetTraces() error {
 	err := d.forgetMessages()
 	if err != nil {
@@ -226,7 +226,7 @@ func (d *Dataplane) ForgetTraces() error {
 	return errors.Join(err, removePins(d.layout.traces()))
 }
 
-// Read returns the next event. It waits until the deadline at most: os.ErrDeadlineExceeded then.
+// Read returns the next event. It waits until the deadline and returns os.ErrDeadlineExceeded then.
 func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	var e TraceEvent
 	t.reader.SetDeadline(deadline)
@@ -241,11 +241,11 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	return e, err
 }
 
-// Missing returns why the kernel does not show what TraceFilter.After asks for: ErrKernelDrops, or nil. All else of the
-// trace is there.
+// Missing returns why the kernel does not report what TraceFilter.After requests: ErrKernelDrops, or nil. The rest of
+// the trace is unaffected.
 func (t *Trace) Missing() error { return t.missing }
 
-// Lost is how many events had no room.
+// Lost returns the number of events for which there was no room.
 func (t *Trace) Lost() uint64 {
 	var f traceFilter
 	if err := t.filters.Lookup(uint32(t.session), &f); err != nil {
@@ -254,7 +254,7 @@ func (t *Trace) Lost() uint64 {
 	return f.Lost + t.lostMessages()
 }
 
-// traceHead reports the packet as it came in.
+// traceHead generates the report of the packet as it arrived.
 func (l *linker) traceHead() asm.Instructions {
 	return append(l.pkt(asm.R1), asm.Mov.Imm(asm.R2, l.traced), asm.Call.Label("kerb_trace_head"))
 }
@@ -262,7 +262,7 @@ func (l *linker) traceHead() asm.Instructions {
 // reports reports whether the chain has a call after each module.
 func (l *linker) reports() bool { return l.traced != 0 || l.timed }
 
-// report traces or times module i, whose verdict is in R0, and keeps that.
+// report generates code that traces or times module i, whose verdict is in R0 and is preserved.
 func (l *linker) report(i int) asm.Instructions {
 	if !l.reports() {
 		return nil
@@ -271,7 +271,7 @@ func (l *linker) report(i int) asm.Instructions {
 	if l.timed {
 		reporter = "kerb_slow_module"
 	}
-	if !l.defers(i) { // what it redirects leaves at once
+	if !l.defers(i) { // redirected packets leave immediately
 		flags = ^kerbabi.ToDeferred
 	}
 	return keepR0(append(l.pkt(asm.R1),

@@ -18,26 +18,26 @@ import (
 // TraceSessions is KERB_TRACE_SESSIONS.
 const TraceSessions = 4
 
-// ErrTraces says that as many sessions of traces run as there may be.
+// ErrTraces reports that the maximum number of trace sessions is running.
 var ErrTraces = fmt.Errorf("%d traces are running, which is the most at a time", TraceSessions)
 
-// tracer is what the sessions of traces share.
+// tracer is shared by all trace sessions.
 type tracer struct {
 	Chains []chain.Spec // by number - 1 in the events
 
 	filters *ebpf.Map    // by session
 	rings   *ebpf.Map    // the same
 	at      *ebpf.Map    // sessions by interface
-	traced  *ebpf.Map    // the packet that each CPU works on
+	traced  *ebpf.Map    // the packet that each CPU is processing
 	follow  *ebpf.Map    // packets between two chains
-	kernel  *kernelDrops // nil: no session wants them
+	kernel  *kernelDrops // nil: no session needs them
 
 	messages map[uint32]*tracedMessages // of modules on sockets, by their id
 
 	sessions [TraceSessions]*Trace
 	linked   []tracedChain
 	running  map[chain.Point]*linkedChain
-	pins     int // of tail-call tables, so far
+	pins     int // number of pinned tail-call tables
 }
 
 // tracedChain is a chain that reports to the sessions.
@@ -47,10 +47,10 @@ type tracedChain struct {
 	expressions sessionExpressions
 }
 
-// sessionExpressions are those that a chain has for the sessions; nil where it accepts all frames.
+// sessionExpressions are a chain's expressions by session; nil accepts all frames.
 type sessionExpressions [TraceSessions][]bpf.Instruction
 
-// newTracer makes the maps.
+// newTracer creates the maps.
 func newTracer() (*tracer, error) {
 	l, err := newLinker(chain.Spec{Side: chain.OnTCIngress}, nil)
 	if err != nil {
@@ -89,7 +89,7 @@ func (t *tracer) free() {
 	}
 }
 
-// open returns a session that sees nothing yet.
+// open returns a session without points.
 func (t *tracer) open(f TraceFilter) (*Trace, error) {
 	free := slices.Index(t.sessions[:], nil)
 	if free < 0 {
@@ -119,13 +119,13 @@ func (t *Trace) makeRing() error {
 	return err
 }
 
-// watch adds the point's interface to those of the session.
+// watch adds the point's interface to the session's interfaces.
 func (t *Trace) watch(p chain.Point) error {
 	t.points[p] = true
 	return t.setSessions(p.Ifindex)
 }
 
-// setSessions writes which sessions are about an interface.
+// setSessions writes which sessions watch an interface.
 func (t *tracer) setSessions(ifindex int) error {
 	var bits uint32
 	for i, s := range t.sessions {
@@ -148,7 +148,7 @@ func (t *Trace) sees(ifindex int) bool {
 	return false
 }
 
-// activate has packets compared with the filter.
+// activate starts the comparison of packets with the filter.
 func (t *Trace) activate() error {
 	f := t.filter.raw()
 	f.Active = 1
@@ -158,7 +158,7 @@ func (t *Trace) activate() error {
 	return nil
 }
 
-// wanted are the expressions of the sessions that run.
+// wanted returns the expressions of the running sessions.
 func (t *tracer) wanted() (all sessionExpressions) {
 	for i, s := range t.sessions {
 		if s != nil {
@@ -168,7 +168,7 @@ func (t *tracer) wanted() (all sessionExpressions) {
 	return all
 }
 
-// serves reports whether the chain has the expressions of all sessions that run. What it has of others does not matter.
+// serves reports whether the chain has the expressions of all running sessions. Other ones do not matter.
 func (t *tracer) serves(c tracedChain) bool {
 	for i, s := range t.sessions {
 		if s != nil && !slices.Equal(c.expressions[i], s.filter.Expression) {
@@ -178,7 +178,7 @@ func (t *tracer) serves(c tracedChain) bool {
 	return true
 }
 
-// chainFor returns a chain that reports to all sessions: one that is there, or a new one.
+// chainFor returns a chain that reports to all sessions: an existing one, or a new one.
 func (t *tracer) chainFor(d *Dataplane, spec chain.Spec, modules map[string]Module) (*linkedChain, error) {
 	for _, c := range t.linked {
 		if t.Chains[c.number].ID() == spec.ID() && t.serves(c) {
@@ -188,7 +188,7 @@ func (t *tracer) chainFor(d *Dataplane, spec chain.Spec, modules map[string]Modu
 	return d.traced(t, spec, modules)
 }
 
-// traced links a chain with reports of every verdict, of the same members and maps as the one that runs.
+// traced links a chain that reports every verdict, with the members and maps of the running one.
 func (d *Dataplane) traced(t *tracer, spec chain.Spec, modules map[string]Module) (*linkedChain, error) {
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)
@@ -207,7 +207,7 @@ func (d *Dataplane) traced(t *tracer, spec chain.Spec, modules map[string]Module
 	if c.parts == nil {
 		return c, nil
 	}
-	// Without a pin the kernel empties the table when this process ends, and packets would miss the other parts.
+	// Without a pin the kernel clears the table when this process ends, and packets would miss the other parts.
 	if err := os.MkdirAll(d.layout.traces(), 0o700); err != nil {
 		return nil, err
 	}
@@ -218,7 +218,7 @@ func (d *Dataplane) traced(t *tracer, spec chain.Spec, modules map[string]Module
 	return c, nil
 }
 
-// link links a chain that reports to the sessions, in that many parts at least, with the counters of the plain one, if
+// link links a chain that reports to the sessions, in at least this many parts, with the counters of the plain one, if
 // any.
 func (t *tracer) link(spec chain.Spec, members []*mapSet, parts int, plain *linkedChain) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
@@ -237,17 +237,17 @@ func (t *tracer) link(spec chain.Spec, members []*mapSet, parts int, plain *link
 	return c, nil
 }
 
-// number is the place of a chain in Chains, where it is added if it is new.
+// number returns the index of a chain in Chains, and adds it if it is new.
 func (t *tracer) number(spec chain.Spec) int {
 	number := slices.IndexFunc(t.Chains, func(s chain.Spec) bool { return s.ID() == spec.ID() })
 	if number < 0 {
 		number = len(t.Chains)
-		t.Chains = append(slices.Clip(t.Chains), spec) // readers have the slice of before
+		t.Chains = append(slices.Clip(t.Chains), spec) // readers have the previous slice
 	}
 	return number
 }
 
-// Runs reports whether a program is one of the trace's, or of another session's that runs at the same time.
+// Runs reports whether a program belongs to this trace or to another running session.
 func (t *tracer) Runs(id uint32) bool {
 	for _, c := range t.linked {
 		if info, err := c.entry().Info(); err == nil {
@@ -259,7 +259,7 @@ func (t *tracer) Runs(id uint32) bool {
 	return false
 }
 
-// Close frees the session. Programs that are still attached run on until they are replaced.
+// Close frees the session. Programs that are still attached keep running until they are replaced.
 func (t *Trace) Close() {
 	if t.sessions[t.session] != t {
 		return
@@ -285,7 +285,7 @@ func (t *Trace) Close() {
 	t.forget()
 }
 
-// forget closes chains that are on no point of a session any more.
+// forget closes chains that are no longer on a point of any session.
 func (t *tracer) forget() {
 	for p := range t.running {
 		if !slices.ContainsFunc(t.sessions[:], func(s *Trace) bool { return s != nil && s.points[p] }) {

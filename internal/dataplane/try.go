@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Trial is a chain that runs, whose maps stay as long as the trial is open.
+// Trial is a running chain whose maps exist as long as the trial is open.
 type Trial struct {
 	spec    chain.Spec
 	running []*mapSet
 }
 
-// OpenTrial opens the maps of a chain that runs.
+// OpenTrial opens the maps of a running chain.
 func (d *Dataplane) OpenTrial(spec chain.Spec, modules map[string]Module) (*Trial, error) {
 	running, err := d.openMembers(spec, modules)
 	t := &Trial{spec, running}
@@ -30,12 +30,12 @@ func (d *Dataplane) OpenTrial(spec chain.Spec, modules map[string]Module) (*Tria
 	return t, nil
 }
 
-// Close lets go of the maps.
+// Close closes the maps.
 func (t *Trial) Close() { closeMembers(t.running) }
 
-// Try runs a frame through a copy of a chain, with copies of the entries of its maps: neither packets nor counters of
-// the node notice. The trace has what each module said, and is the caller's to close. Frames in other maps, such as
-// rings, are not there: the copy of a module that hands packets to programs finds none.
+// Try runs a frame through a copy of a chain, with copies of its maps and their entries, without effect on packets or
+// counters of the node. The trace has the verdict of each module; the caller closes it. Contents of other maps, such as
+// rings, are not copied: the copy of a module that delivers packets to programs finds none.
 func (t *Trial) Try(ifindex int, frame []byte) (*Trace, Tried, error) {
 	var members []*mapSet
 	defer func() { closeMembers(members) }()
@@ -63,7 +63,7 @@ func (t *Trial) Try(ifindex int, frame []byte) (*Trace, Tried, error) {
 	return trace, tried, nil
 }
 
-// Tried is what a chain made of a frame.
+// Tried is the result of a chain for a frame.
 type Tried struct {
 	Action uint32 // of the hook
 	Frame  []byte // as it left
@@ -79,11 +79,11 @@ func (t Tried) Passed(hook chain.Hook) bool {
 	return t.Action == tcUnspec || t.Action == 0
 }
 
-// headroom is for headers that modules put before the packet.
+// headroom is for headers that modules insert before the packet.
 const headroom = 512
 
-// tryFrame runs the program once, on the interface, as far as the kernel's test runs know interfaces: for XDP since
-// Linux 5.15.
+// tryFrame runs the program once, on the interface, if the kernel's test runs support interfaces: for XDP since Linux
+// 5.15.
 func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Tried, error) {
 	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+headroom)}
 	if hook == chain.TC {
@@ -109,7 +109,7 @@ func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Trie
 	return Tried{action, run.DataOut}, nil
 }
 
-// copy makes maps of the same layout with the same entries. Constants are those of the module's settings.
+// copy creates maps of the same layout with the same entries. Constants have the values of the module's settings.
 func (g *mapSet) copy() (*mapSet, error) {
 	c := &mapSet{g.Module, map[string]*ebpf.Map{}}
 	if g.ID == UnavailableID {

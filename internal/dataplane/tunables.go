@@ -19,14 +19,15 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Values that a module declares with KERB_TUNABLES (kerb/module.h) change without a new program. Its map holds them
-// twice: packets read one half, the other one takes the next values. One store changes the half for all packets. A
-// packet uses one half to its end, so that a half is written only when no packet of the time before can be under way.
+// Values that a module declares with KERB_TUNABLES (kerb/module.h) change without a new program. Its map has two
+// copies: packets read one half, and the next values are written to the other. A single store switches all packets to
+// the other half. A packet uses one half until its end, so a half is written only when no packet in flight can still be
+// reading it.
 
 // Layout of struct kerb_tunables_map up to the halves.
 const (
 	valuesIDs  = 8  // after the number of the half that packets read
-	valuesID   = 16 // bytes of an identity, the rest zeros; all zeros: the half is not whole
+	valuesID   = 16 // bytes of an identity, padded with zeros; all zeros: the half is incomplete
 	valuesHead = valuesIDs + 2*valuesID
 )
 
@@ -45,7 +46,7 @@ func (t *tunables) Close() { _ = unix.Munmap(t.memory) }
 
 func (t *tunables) active() *uint64 { return (*uint64)(unsafe.Pointer(&t.memory[0])) }
 
-// half is the one that packets read.
+// half returns the half that packets read.
 func (t *tunables) half() int { return int(atomic.LoadUint64(t.active()) & 1) }
 
 func (t *tunables) id(half int) []byte { return t.memory[valuesIDs+half*valuesID:][:valuesID] }
@@ -62,7 +63,7 @@ func (t *tunables) holds(id string) (half int, found bool) {
 	return 0, false
 }
 
-// write fills the half that no packet reads. It has an identity only when it is whole.
+// write fills the half that no packet reads. The half has an identity only when it is complete.
 func (t *tunables) write(id string, values []byte, fill func() error) (half int, err error) {
 	half = 1 - t.half()
 	clear(t.id(half))
@@ -74,11 +75,11 @@ func (t *tunables) write(id string, values []byte, fill func() error) (half int,
 	return half, nil
 }
 
-// choose has packets read a half from now on.
+// choose makes packets read a half from now on.
 func (t *tunables) choose(half int) { atomic.StoreUint64(t.active(), uint64(half)) }
 
-// setValues gives a map set the values of its module. Those that the other half still has from the change before are
-// only chosen. settle returns when no packet reads that half any more.
+// setValues changes a map set to the values of its module. If the other half still has these values from the change
+// before, it is only selected. settle returns when no packet reads that half any more.
 func (g *mapSet) setValues(id string, settle func() error) error {
 	m := g.maps[sdk.TunablesMap]
 	if m == nil {
@@ -109,8 +110,8 @@ func (g *mapSet) setValues(id string, settle func() error) error {
 	return nil
 }
 
-// Free makes the half of the maps of a map set that no packet reads ready to be filled: no packet reads it any more,
-// and it has no identity. It is for a control plane that fills before setValues.
+// Free prepares the half of a map set's maps that no packet reads to be filled: it waits until no packet reads it any
+// more, and removes its identity. It is for a control plane that fills before setValues.
 func (d *Dataplane) Free(maps sdk.Maps) error {
 	m := maps[sdk.TunablesMap]
 	if m == nil {
@@ -128,7 +129,7 @@ func (d *Dataplane) Free(maps sdk.Maps) error {
 	return nil
 }
 
-// filler has the control plane write maps, if there is one.
+// filler makes the control plane write maps, if there is one.
 func (g *mapSet) filler(previous map[string]*ebpf.Map) func() error {
 	return func() error {
 		if g.Fill == nil {
@@ -158,7 +159,7 @@ func (g *mapSet) firstValues(previous map[string]*ebpf.Map) error {
 	return nil
 }
 
-// readValues finds which values packets meet, by module and map set. A map set without tunables has none.
+// readValues returns the values that packets read, by module and map set. A map set without tunables has none.
 func (d *Dataplane) readValues(mapSets map[string][]string) (map[chain.MapSet]string, error) {
 	out := map[chain.MapSet]string{}
 	for module, ids := range mapSets {
@@ -182,7 +183,7 @@ func (d *Dataplane) readValues(mapSets map[string][]string) (map[chain.MapSet]st
 	return out, nil
 }
 
-// encodeValues is the module's struct of values as its object describes it.
+// encodeValues encodes the module's struct of values as its object describes it.
 func (g *mapSet) encodeValues() (out []byte, err error) {
 	if g.Tunables != nil {
 		return encodeTunables(g.Tunables(), g.Settings.Tunables)
@@ -198,8 +199,8 @@ func (g *mapSet) encodeValues() (out []byte, err error) {
 	return out, err
 }
 
-// encodeTunables lays values out as the struct in the module's object has them, by its BTF, in the byte order of the
-// machine. Fields without a value are 0. ErrNoConstant for a value without a field.
+// encodeTunables encodes values in the layout of the struct in the module's object, by its BTF, in the machine's byte
+// order. Fields without a value are 0. It returns ErrNoConstant for a value without a field.
 func encodeTunables(m *ebpf.MapSpec, values map[string]any) ([]byte, error) {
 	kind, err := tunablesType(m)
 	if err != nil {
@@ -228,7 +229,7 @@ func encodeTunables(m *ebpf.MapSpec, values map[string]any) ([]byte, error) {
 	return out, nil
 }
 
-// tunablesType is the struct that a module has given to KERB_TUNABLES.
+// tunablesType returns the struct that a module has passed to KERB_TUNABLES.
 func tunablesType(m *ebpf.MapSpec) (*btf.Struct, error) {
 	whole, ok := btf.UnderlyingType(m.Value).(*btf.Struct)
 	if !ok || len(whole.Members) != 3 || whole.Members[2].Offset.Bytes() != valuesHead {

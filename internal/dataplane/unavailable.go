@@ -16,14 +16,14 @@ import (
 // UnavailableID is the map set of modules that cannot be loaded.
 const UnavailableID = "unavailable"
 
-// Unavailable stands in a chain for a module that cannot be loaded. If it fails closed it drops every packet, with a
+// Unavailable represents a module in a chain that cannot be loaded. If it fails closed, it drops every packet, with a
 // reason of its own; a module that fails open is left out of chains instead.
 func Unavailable(name string, closed bool) Module {
 	none := func(chain.Hook) (*ebpf.CollectionSpec, error) { return nil, nil }
 	return Module{Name: name, ID: UnavailableID, FailClosed: closed, Spec: none}
 }
 
-// unavailable is the code of such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.
+// unavailable is the code for such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.
 func (l *linker) unavailable(symbol string) (asm.Instructions, error) {
 	var pkt *btf.Struct
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
