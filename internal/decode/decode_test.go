@@ -4,9 +4,11 @@ package decode
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -130,12 +132,14 @@ func slicesOf(n int) []any {
 	return list
 }
 
-// What encoding/json reads at once is what is read token by token, and has none of the mistakes that are found there.
-func TestWholeAsTokens(t *testing.T) {
+// Of what is read, encoding/json reads the same; what is refused is ambiguous, inexact or nested too deep.
+func TestJSONAsEncodingJSON(t *testing.T) {
 	texts := []string{`{"a":1,"b":[{"c":"x:\"y\\","d":null},{}, []],"e":-1.5e3,"f":true}`, ` [1, 2.0, "a"] `,
 		`{"a":1,"\u0061":2}`,
 		`{"a":{"b":1,"c":2},"a":{}}`, `9007199254740993`, `{"n":1e999}`, `[1] 2`, `"\ud800"`, "\"\xff\"", `{"":{"":1}}`,
 		strings.Repeat("[", maxDepth+2) + strings.Repeat("]", maxDepth+2), strings.Repeat("[", 70), ``, `{"a":1`, `{"a" 1}`}
+	reasons := regexp.MustCompile("occurs twice|cannot be kept exactly|nested more than 64 deep|not JSON: invalid " +
+		"(UTF-8|surrogate pair)")
 	const other = "{}[]\",:\\ab01 .e-"
 	random := seed.Rand(t)
 	for range 20000 {
@@ -145,10 +149,57 @@ func TestWholeAsTokens(t *testing.T) {
 				text[random.IntN(len(text))] = other[random.IntN(len(other))]
 			}
 		}
-		want, err := decodeTokens(text)
-		got, ok := decodeWhole(text)
-		if ok != (err == nil) || ok && !reflect.DeepEqual(got, want) {
-			t.Fatalf("%s: %v, %v; token by token %v, %v", text, got, ok, want, err)
+		var want any
+		wrong := json.Unmarshal(text, &want)
+		got, err := JSON(bytes.Clone(text))
+		if err == nil && (wrong != nil || !reflect.DeepEqual(got, want)) {
+			t.Fatalf("%s: %v; encoding/json: %v, %v", text, got, want, wrong)
+		}
+		if err != nil && wrong == nil && !reasons.MatchString(err.Error()) {
+			t.Fatalf("%s: %v", text, err)
+		}
+	}
+}
+
+// Mistakes in JSON have the path of their field, or else their place in the text.
+func TestMistakesInJSON(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"a":{"b":[1,{"c":1,"c":2}]}}`:   "a.b[1].c: occurs twice",
+		`{"80":{"1":1,"1":2}}`:            "80.1: occurs twice",
+		`{"a":1,"\u0061":2}`:              "a: occurs twice",
+		`{"a":[0,9007199254740993]}`:      "a[1]: 9007199254740993 cannot be kept exactly, as all integers up to 9007199254740992 can",
+		`[{"a.b":-18446744073709551616}]`: "",
+		`{"a":-18446744073709551615}`:     "a: -18446744073709551615 cannot be kept exactly, as all integers up to 9007199254740992 can",
+		`{"a":{"b":1e999}}`:               "a.b: 1e999 is out of range for a number",
+		`{"a" 1}`:                         "not JSON: invalid character '1' after object name (expecting ':') (at byte 5)",
+		`{"a":1,}`:                        "not JSON: invalid character ',' at start of value (at byte 6)",
+		`{"a":1`:                          "unexpected end of JSON",
+		``:                                "unexpected end of JSON",
+		`{"a":1}{}`:                       "unexpected data after the JSON value",
+		`[1]x`:                            "unexpected data after the JSON value",
+		"\"\xff\"":                        "not JSON: invalid UTF-8 (at byte 1)",
+		strings.Repeat("[", 1<<20):        "nested more than 64 deep",
+		strings.Repeat(`{"a":[`, 40):      "nested more than 64 deep",
+		strings.Repeat("[", 64) + strings.Repeat("]", 64): "",
+	} {
+		got := ""
+		if _, err := JSON([]byte(text)); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%.60s:\ngot  %s\nwant %s", text, got, want)
+		}
+	}
+}
+
+// BenchmarkJSON reads a firewall of 100 rules.
+func BenchmarkJSON(b *testing.B) {
+	rule := `{"action":"deny","protocol":"tcp","src":"203.0.113.7","dstPort":8080,"direction":"ingress"}`
+	text := []byte(`{"spec":{"config":{"rules":[` + strings.Repeat(rule+",", 99) + rule + `]}}}`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := JSON(text); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
