@@ -54,6 +54,7 @@ func TestProgramsCompile(t *testing.T) {
 
 // The pendulum stands while answers come in time, and falls when they are late.
 func TestPendulumFallsWithLateAnswers(t *testing.T) {
+	compileLibrary(t, "intercept-pendulum/sensors.c")
 	plant, controller := compileLibrary(t, "intercept-pendulum/plant.c"),
 		undisturbed(t, compileLibrary(t, "intercept-pendulum/controller.c"))
 	out, err := controller.StdoutPipe()

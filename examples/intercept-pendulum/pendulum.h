@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plant and controller send each other, in network byte order. Angle, speed and push are whole
+/* What plant, sensors and controller send, in network byte order. Angle, speed and push are whole
  * numbers of 2^-16, so that the kernel can compute with them, too (module.yaml, fallback). */
 #pragma once
 
@@ -13,6 +13,12 @@ struct state { /* plant to controller: "CTRL" is what the class matches */
 	char kind[4];
 	uint32_t step;
 	uint32_t angle, speed; /* rad, rad/s; 0 is upright */
+};
+
+struct log_message { /* other sensors to controller, at the same port */
+	char kind[4]; /* "LOG " */
+	uint32_t number;
+	char text[56];
 };
 
 struct force { /* the answer: angular acceleration of the pivot, rad/s^2 */

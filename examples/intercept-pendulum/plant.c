@@ -31,15 +31,17 @@ struct pendulum {
 
 static double uniform(void) { return (double)random() / (double)RAND_MAX * 2 - 1; }
 
-/* listen_to takes the answers that have come. */
-static void listen_to(int socket, struct force *answers)
+/* listen_to takes the answers that have come, and returns how many. */
+static uint32_t listen_to(int socket, struct force *answers)
 {
 	struct force f;
+	uint32_t n = 0;
 
-	while (recv(socket, &f, sizeof(f), MSG_DONTWAIT) == sizeof(f)) {
+	for (; recv(socket, &f, sizeof(f), MSG_DONTWAIT) == sizeof(f); n++) {
 		f.step = ntohl(f.step);
 		answers[f.step % ANSWERS] = f;
 	}
+	return n;
 }
 
 /* newest is the last answer up to a step, or none. */
@@ -95,7 +97,7 @@ int main(int argc, char **argv)
 	static struct force answers[ANSWERS];
 	struct timespec t;
 	double pole = 100, seconds = 10, worst = 0;
-	uint32_t lag = 0, delay = 0;
+	uint32_t lag = 0, delay = 0, answered = 0;
 	int option, fd = socket(AF_INET, SOCK_DGRAM, 0);
 
 	while ((option = getopt(argc, argv, "p:t:d:")) != -1) {
@@ -118,7 +120,7 @@ int main(int argc, char **argv)
 	while (s.step < seconds / STEP && fabs(s.angle) < FALLEN) {
 		tell(fd, &s);
 		next_step(&t);
-		listen_to(fd, answers);
+		answered += listen_to(fd, answers);
 		struct force f = newest(answers, s.step > delay ? s.step - delay : 0);
 
 		if (f.step && s.step - f.step > lag)
@@ -126,7 +128,8 @@ int main(int argc, char **argv)
 		worst = fmax(worst, fabs(s.angle));
 		move(&s, from_fixed(f.push), pole);
 	}
-	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms\n",
-	       fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag);
+	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms, %u of %u states answered\n",
+	       fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag,
+	       answered, s.step);
 	return fabs(s.angle) >= FALLEN;
 }

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The box's other sensors: LOG messages to the controller's port, until it is stopped.
+ *
+ *	sensors [-r MESSAGES-PER-SECOND] [CONTROLLER] */
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "pendulum.h"
+
+#define STEP 1000000 /* ns: what is due leaves every millisecond */
+
+/* next_step skips what could not be sent in time: a sensor does not repeat an old value. */
+static void next_step(struct timespec *t)
+{
+	struct timespec now;
+
+	t->tv_nsec += STEP;
+	if (t->tv_nsec >= 1000000000) {
+		t->tv_nsec -= 1000000000;
+		t->tv_sec++;
+	}
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, t, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (now.tv_sec > t->tv_sec || now.tv_nsec > t->tv_nsec)
+		*t = now;
+}
+
+int main(int argc, char **argv)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_port = htons(PORT),
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct log_message message = { .kind = { 'L', 'O', 'G', ' ' },
+				       .text = "23.5 C, 40% humidity" };
+	int option, rate = 50000, fd = socket(AF_INET, SOCK_DGRAM, 0);
+	struct timespec t;
+
+	while ((option = getopt(argc, argv, "r:")) != -1) {
+		switch (option) {
+		case 'r': rate = atoi(optarg); break;
+		default: return 2;
+		}
+	}
+	if (argv[optind] && inet_pton(AF_INET, argv[optind], &to.sin_addr) != 1) {
+		fprintf(stderr, "sensors: %s is no IPv4 address\n", argv[optind]);
+		return 2;
+	}
+	if (connect(fd, (void *)&to, sizeof(to))) {
+		perror("sensors");
+		return 2;
+	}
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	for (uint32_t number = 0;; next_step(&t)) {
+		for (int i = 0; i < rate / 1000; i++) {
+			message.number = htonl(number++);
+			send(fd, &message, sizeof(message), 0); /* a lost one is not repeated */
+		}
+	}
+}
