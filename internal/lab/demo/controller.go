@@ -25,22 +25,28 @@ import (
 // controller is `kerb demo controller`: a control loop whose law is in the kernel, too.
 var controller = plot{
 	name:  "controller",
-	short: "An inverted pendulum that stands while its controller is stopped",
-	long: "A pendulum and its controller exchange a packet every millisecond. The intercept module takes it past the " +
-		"network stack,\nand answers by the controller's law in the kernel when the controller is late. Takes half a " +
-		"minute, needs root and clang,\nand leaves nothing behind.",
+	short: "An inverted pendulum that stands in a flood, and while its controller is stopped",
+	long: "A pendulum and its controller exchange a packet every millisecond. In a flood of messages to the " +
+		"controller's port it falls.\nThe intercept module takes its packets past the flood and the network stack, and " +
+		"answers by the controller's law in\nthe kernel when the controller is late. Takes half a minute, needs root and " +
+		"clang, and leaves nothing behind.",
 	needs: map[string]string{"chrt": "util-linux"},
 	steps: []step{
 		{"A pendulum and a controller", (*demo).stepPendulum},
+		{"A flood of LOG messages to the controller's port", (*demo).stepFlood},
 		{"The agent", (*demo).stepAgent},
 		{"Packets past the network stack, and a law in the kernel", (*demo).stepIntercept},
+		{"The same flood", (*demo).stepFloodAgain},
 		{"kill -STOP the controller", (*demo).stepStopped},
 		{"The same without the law in the kernel", (*demo).stepNoLaw},
 		{"Stop the agent, then remove everything", (*demo).stepRemove},
 	},
 }
 
-const pendulumSeconds = 3
+const (
+	pendulumSeconds = 3
+	floodRate       = "50000" // LOG messages a second; the controller works on 5,000
+)
 
 func (d *demo) stepPendulum(ctx context.Context) error {
 	if err := d.clear(true); err != nil {
@@ -55,11 +61,11 @@ func (d *demo) stepPendulum(ctx context.Context) error {
 	}
 	d.say("A bridge and two network namespaces: the controller's box is %s, the pendulum's plant %s.", d.box.Addr4(),
 		d.plant.Addr4())
-	d.say("Both programs are those of examples/intercept-pendulum. Angle and speed leave every millisecond.")
+	d.say("The programs are those of examples/intercept-pendulum. Angle and speed leave every millisecond.")
 	return d.compilePendulum(ctx)
 }
 
-// compilePendulum makes plant and controller in the demo's directory.
+// compilePendulum makes the example's programs in the demo's directory.
 func (d *demo) compilePendulum(ctx context.Context) error {
 	clang, err := pkgs.FindClang(ctx, "")
 	if err != nil {
@@ -73,7 +79,7 @@ func (d *demo) compilePendulum(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{"plant", "controller"} {
+	for _, name := range []string{"plant", "sensors", "controller"} {
 		args := append([]string{"-O2", "-I" + filepath.Join(dir, "intercept"), "-o", filepath.Join(runDir, name),
 			filepath.Join(dir, "intercept-pendulum", name+".c")}, library...)
 		if out, err := exec.CommandContext(ctx, clang, append(args, "-lm")...).CombinedOutput(); err != nil {
@@ -81,6 +87,41 @@ func (d *demo) compilePendulum(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// stepFlood has the controller receive by a socket, where states wait for LOG messages, or find no room.
+func (d *demo) stepFlood(ctx context.Context) error {
+	if err := d.startController(); err != nil {
+		return err
+	}
+	d.say("Each LOG message takes the controller 200 us; ten times as many come.")
+	err := d.checkInFlood(ctx, "with a socket, the pendulum falls in the flood", "fell")
+	return errors.Join(err, d.controller.stop(syscall.SIGTERM))
+}
+
+func (d *demo) stepFloodAgain(ctx context.Context) error {
+	if err := d.checkInFlood(ctx, "the pendulum stands in the flood", "stood"); err != nil {
+		return err
+	}
+	return d.kerb(ctx, "intercept", "classes", "pendulum")
+}
+
+// checkInFlood runs the plant while other sensors send LOG messages, before others as the plant does.
+func (d *demo) checkInFlood(ctx context.Context, claim, want string) error {
+	d.command(fmt.Sprintf("sensors -r %s %s &", floodRate, d.box.Addr4()))
+	sensors, err := d.start(d.plant.Namespace, "sensors.log", "chrt", "-f", "1", filepath.Join(runDir, "sensors"), "-r",
+		floodRate, d.box.Addr4().String())
+	if err != nil {
+		return err
+	}
+	err = d.checkPendulum(ctx, claim, want)
+	return errors.Join(err, sensors.stop(syscall.SIGTERM))
+}
+
+func (d *demo) startController(args ...string) (err error) {
+	d.command(strings.Join(append([]string{"controller"}, args...), " ") + " &")
+	d.controller, err = d.start(d.box.Namespace, "controller.log", filepath.Join(runDir, "controller"), args...)
+	return err
 }
 
 func (d *demo) stepIntercept(ctx context.Context) error {
@@ -104,16 +145,13 @@ func (d *demo) stepIntercept(ctx context.Context) error {
 	if err := d.await(ctx, "the module", func() error { return unix.Access(socket, unix.W_OK) }); err != nil {
 		return err
 	}
-	d.command("controller -m " + socket + " -w sleep &")
-	program := filepath.Join(runDir, "controller")
-	d.controller, err = d.start(d.box.Namespace, "controller.log", program, "-m", socket, "-w", "sleep")
-	if err != nil {
+	if err := d.startController("-m", socket, "-L", "log", "-w", "sleep"); err != nil {
 		return err
 	}
 	if err := d.await(ctx, "the controller", func() error {
 		out, err := d.quietly(ctx, "intercept", "classes", "pendulum", "-o", "json")
-		if err == nil && !strings.Contains(out, `"program"`) {
-			err = fmt.Errorf("it has no class yet: %s", out)
+		if err == nil && strings.Count(out, `"program"`) != 2 {
+			err = fmt.Errorf("it has not both classes yet: %s", out)
 		}
 		return err
 	}); err != nil {
@@ -150,11 +188,11 @@ func (d *demo) stepStopped(ctx context.Context) error {
 
 func (d *demo) stepNoLaw(ctx context.Context) error {
 	before, rest, found := strings.Cut(d.law, "        fallback:")
-	_, after, ended := strings.Cut(rest, "  attach:")
+	_, after, ended := strings.Cut(rest, "          to: 4\n")
 	if !found || !ended {
-		return errors.New("module.yaml has no fallback, or no attach after it")
+		return errors.New("module.yaml has no fallback that ends with \"to: 4\"")
 	}
-	if err := d.apply(ctx, "module.yaml", before+"  attach:"+after, true); err != nil {
+	if err := d.apply(ctx, "module.yaml", before+after, true); err != nil {
 		return err
 	}
 	return d.checkPendulum(ctx, "without it, the pendulum falls", "fell")
