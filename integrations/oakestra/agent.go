@@ -4,7 +4,6 @@ package oakestra
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -131,14 +130,9 @@ func plainProblem(r *http.Response) error {
 	return nil
 }
 
-// ask gets JSON from a path of a module.
+// ask gets JSON from a path of a module. It returns a *refused if the agent or the module answers with an error.
 func (a agent) ask(ctx context.Context, module, path string, out any) error {
-	body, err := a.client.Stream(ctx, "/v1/modules/"+module+path)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	return json.NewDecoder(body).Decode(out)
+	return a.call(ctx, http.MethodGet, "/v1/modules/"+module+path, nil, out)
 }
 
 // refused is an answer of the agent other than success.

@@ -36,6 +36,7 @@ type hostedInstance struct {
 	impossible bool      // the cluster does not know the instance, which was logged
 	lost       time.Time // since when the cluster has lacked the addresses that it had; zero: it has them
 	known      chan bool // gets whether the cluster has the instance, with the first answer; has room for one, or is nil
+	held       bool      // is not to be announced yet: the tunnel may not deliver packets to it
 }
 
 // follow returns a service, which is followed from now on; s.mu is held.
@@ -65,6 +66,9 @@ func (s *session) add(i hostedInstance) {
 func (s *session) announce(ctx context.Context, i hostedInstance) bool {
 	s.mu.Lock()
 	client, text := s.client, s.status(&i)
+	if f := s.services[i.app]; f != nil && f.instances[i.number] != nil && f.instances[i.number].known == i.known {
+		f.instances[i.number].held = false
+	}
 	s.mu.Unlock()
 	if client == nil {
 		s.log.Warn("the cluster learns the address of a service when the broker is back", "service", i.app,
@@ -208,6 +212,9 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 	var out []message
 	for number, i := range f.instances {
 		l, known := found[number]
+		if i.held {
+			continue
+		}
 		if !known {
 			if !i.impossible {
 				s.log.Warn("the cluster does not know an instance that runs here", "service", i.app, "instance", number)

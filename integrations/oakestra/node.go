@@ -114,7 +114,8 @@ func (l *Listener) deployInstance(w http.ResponseWriter, r *http.Request, machin
 	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.String(), six.String()})
 }
 
-// deployAndAnnounce publishes the address after it is in use, and without the lock: the broker may take its time.
+// deployAndAnnounce publishes the address after it is in use, and without the lock: modules and the broker may take
+// their time.
 func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, six netip.Addr, err error) {
 	if err := l.awaitSubnet(ctx); err != nil {
 		return four, six, err
@@ -129,14 +130,55 @@ func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, 
 		return four, six, err
 	}
 	at, at6 := l.net.addresses(number)
-	i := hostedInstance{app: in.Name, number: in.Instance, four: at.Addr(), six: at6.Addr(), known: make(chan bool, 1)}
+	i := hostedInstance{app: in.Name, number: in.Instance, four: at.Addr(), six: at6.Addr(), held: true,
+		known: make(chan bool, 1)}
 	s := l.session
 	s.add(i)
 	l.mu.Unlock()
+	l.publish(ctx, s, i)
+	return i.four, i.six, nil
+}
+
+// publish announces an instance once packets of other workers reach it, and returns when its own ones leave from the
+// instance IP.
+func (l *Listener) publish(ctx context.Context, s *session, i hostedInstance) {
+	l.awaitTunnel(ctx, s, i)
 	if s.announce(ctx, i) {
 		l.awaitProxy(ctx, i)
 	}
-	return i.four, i.six, nil
+}
+
+// tunnelLimit is how long an announcement waits for the tunnel, whose control plane may be starting again.
+const tunnelLimit = 2 * time.Second
+
+// awaitTunnel waits until the tunnel delivers packets to an instance: clients on other workers send as soon as the
+// cluster has announced it. The agent notifies control planes of a new service after it has applied it.
+func (l *Listener) awaitTunnel(ctx context.Context, s *session, i hostedInstance) {
+	ctx, cancel := context.WithTimeout(ctx, tunnelLimit)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		var has []netip.Addr
+		err := l.agent.ask(ctx, tunnelResource, "/addresses", &has)
+		if slices.Contains(has, i.four) || isMissing(err) && !l.getsTunnel(ctx, s) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			l.log.Warn("an instance is announced although the tunnel may not deliver packets of other workers to it yet",
+				"service", i.app, "instance", i.number, "waited", tunnelLimit, "error", err)
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// getsTunnel reports whether a worker without a tunnel that lists addresses is about to have one: the modules of the
+// worker are applied after it has connected. A user may have replaced the tunnel by another package.
+func (l *Listener) getsTunnel(ctx context.Context, s *session) bool {
+	_, err := l.agent.module(ctx, tunnelResource)
+	return isMissing(err) && s.connected()
 }
 
 // proxyLimit is how long a deployment waits for the proxy to know the instance.

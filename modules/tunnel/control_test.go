@@ -262,6 +262,13 @@ func TestInstances(t *testing.T) {
 	if ret != tcRedirect || !slices.Equal(got[:6], []byte{2, 0, 0, 0, 0, 6}) {
 		t.Errorf("action %d, %x", ret, got[:12])
 	}
+	k.tell(sdk.VirtualServiceUpdate{
+		Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	record := httptest.NewRecorder()
+	k.Handler().ServeHTTP(record, httptest.NewRequest("GET", "/addresses", nil))
+	if got := strings.TrimSpace(record.Body.String()); got != `["10.1.0.5","10.1.0.6","fd01::5"]` {
+		t.Errorf("addresses: %s", got)
+	}
 	hosts := map[address]end{}
 	for _, i := range k.instances {
 		addServices(hosts, i, always)

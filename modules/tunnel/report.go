@@ -115,10 +115,29 @@ func (t *tunnel) describe(at uint32, n node, places *places) (Node, error) {
 	return out, nil
 }
 
-// Handler serves GET nodes.
+// addresses lists the addresses of this node's services that the data plane delivers packets to.
+func (t *tunnel) addresses() ([]netip.Addr, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	hosts, err := sdk.ReadTable[address, end](t.live.Maps, mapHosts)
+	if err != nil {
+		return nil, err
+	}
+	out := []netip.Addr{}
+	for a, e := range hosts {
+		if e.Node == 0 && e.Ifindex != 0 {
+			out = append(out, a.addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out, nil
+}
+
+// Handler serves GET nodes and GET addresses.
 func (t *tunnel) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.report()) })
+	mux.HandleFunc("GET /addresses", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.addresses()) })
 	return mux
 }
 
