@@ -3,10 +3,12 @@
 package oakestra_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/oaktest"
 )
 
 // killMoments is at how many moments of a request the process and the agent are killed.
@@ -108,10 +111,12 @@ func TestKilledInARegistration(t *testing.T) {
 	start := time.Now()
 	n.must("POST", "/register", id(1))
 	whole := time.Since(start)
+	n.awaitSubnet("w1")
 	subnets, next := map[string]string{}, 2
 	for moment := range moments {
 		for name, kill := range n.killers() {
-			n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"firewall","config":{}}]`)
+			n.prepareFirewall(c, fmt.Sprintf("w%d", next-1))
+			n.container().deploy(appName, 0, "")
 			n.requestAndKill("/register", id(next), whole*time.Duration(moment)/time.Duration(moments), kill)
 			services, modules := list[v1.Service](n, "service"), n.modulesFor(appName)
 			if len(services) > 0 && len(modules) != 1 {
@@ -119,6 +124,7 @@ func TestKilledInARegistration(t *testing.T) {
 					services[0].Metadata.Name, modules)
 			}
 			n.must("POST", "/register", id(next))
+			n.awaitSubnet(fmt.Sprintf("w%d", next))
 			four, _ := n.container().deploy(appName, 0, "")
 			subnet := net.ParseIP(four).Mask(net.CIDRMask(26, 32)).String()
 			if owner := subnets[subnet]; owner != "" {
@@ -135,6 +141,43 @@ func TestKilledInARegistration(t *testing.T) {
 	if asked := c.Subnets(); asked > 2*next {
 		t.Errorf("%d registrations, each killed at most once, asked for %d subnets", next, asked)
 	}
+}
+
+// prepareFirewall announces an instance of appName with a firewall to a worker, and returns when its chains are linked.
+// A deployment then attaches them only: how long the kernel verifies them on a busy machine does not count against the
+// time that NodeEngine has.
+func (n *node) prepareFirewall(c *oaktest.Cluster, worker string) {
+	n.T.Helper()
+	var sent time.Time
+	n.Eventually("chains with the firewall are linked", func() bool {
+		resource := ""
+		for _, m := range list[v1.Module](n, "module") {
+			if m.Spec.Attach.Services == "oakestra.io/service="+appName {
+				resource = m.Metadata.Name
+			}
+		}
+		if resource == "" && time.Since(sent) > time.Second { // one that comes before the worker has subscribed is lost
+			c.Forge("nodes/"+worker+"/control/deploy", jobText(appName, 0, `[{"name": "firewall", "config": {}}]`))
+			sent = time.Now()
+		}
+		ready := 0
+		for _, chain := range list[v1.Chain](n, "chain") {
+			if chain.Ready && slices.Contains(chain.Modules, resource) {
+				ready++
+			}
+		}
+		return ready == 2
+	})
+}
+
+// awaitSubnet returns when the worker has a subnet, for which the answer to a registration waits 3 s at most.
+func (n *node) awaitSubnet(worker string) {
+	n.T.Helper()
+	n.Eventually(worker+" has a subnet", func() bool {
+		var state struct{ Worker, Subnet string }
+		data, err := os.ReadFile(n.Oakestra())
+		return err == nil && json.Unmarshal(data, &state) == nil && state.Worker == worker && state.Subnet != ""
+	})
 }
 
 // sniff returns what reports whether a packet of a flood has come through an interface of the node since the last call.
