@@ -96,9 +96,8 @@ func TestLookupsAfterANewRegistration(t *testing.T) {
 	m.cluster.Create(otherApp)
 	m.register(testWorker)
 	m.elsewhere(0, "10.18.1.2")
-	lookup1(m.proxy(), "10.30.0.0")
 	const addresses = "10.30.0.0=roundRobin 10.30.0.1=0 "
-	m.shows(otherApp, addresses+"0:10.18.1.2@192.168.77.12")
+	m.finds(m.proxy(), "10.30.0.0", otherApp, addresses+"0:10.18.1.2@192.168.77.12")
 	m.register("6650000000000000000000ff")
 	m.elsewhere(0, "10.18.1.3")
 	m.shows(otherApp, addresses+"0:10.18.1.3@192.168.77.12")

@@ -40,6 +40,18 @@ func lookup1(s *resolve.Subscription, addr string) {
 	s.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr(addr)}})
 }
 
+// finds is shows for a client that sends to an address until it has been looked up, which may take longer than
+// link.LookupLimit on a busy machine.
+func (m *member) finds(s *resolve.Subscription, addr, app, want string) {
+	m.Helper()
+	wait.Until(m.T, addr+" is found", func() bool {
+		lookup1(s, addr)
+		_, known := m.table.View(recordPrefix + app)
+		return known
+	}, func() any { return m.cluster.Received() })
+	m.shows(app, want)
+}
+
 // shows waits until the table has a virtual service with these addresses and instances.
 func (m *member) shows(app, want string) {
 	m.Helper()
@@ -66,9 +78,8 @@ func TestLookups(t *testing.T) {
 	m.elsewhere(0, "10.18.1.2")
 	s := m.proxy()
 	m.cluster.Lose(topicTableRequest, 2)
-	lookup1(s, "10.30.0.0")
 	const addresses = "10.30.0.0=roundRobin 10.30.0.1=0 "
-	m.shows(otherApp, addresses+"0:10.18.1.2@192.168.77.12")
+	m.finds(s, "10.30.0.0", otherApp, addresses+"0:10.18.1.2@192.168.77.12")
 	recorded := oaktest.Message{Worker: testWorker, Topic: topicTableRequest, Payload: `{"sname":"","sip":"10.30.0.0"}`}
 	if got := m.cluster.Received(); !slices.Contains(got, recorded) { // 05
 		t.Errorf("no %v in %v", recorded, got)
@@ -103,10 +114,10 @@ func TestLookups(t *testing.T) {
 // notice.
 func TestLookupBeforeTheFirstInstance(t *testing.T) {
 	m := newMember(t)
+	m.keepInterest()
 	m.cluster.Create(otherApp)
 	m.register(testWorker)
-	lookup1(m.proxy(), "10.30.0.0")
-	m.shows(otherApp, "10.30.0.0=roundRobin")
+	m.finds(m.proxy(), "10.30.0.0", otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.2")
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 }
@@ -119,16 +130,14 @@ func TestInterestInEmptyServiceEnds(t *testing.T) {
 	m.register(testWorker)
 	m.elsewhere(0, "10.18.1.2")
 	s := m.proxy()
-	lookup1(s, "10.30.0.0")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
+	m.finds(s, "10.30.0.0", otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 	m.cluster.Undeploy(otherApp, 0)
 	m.shows(otherApp, "")
 	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
 	m.cluster.Remove(otherApp)
 	m.cluster.Create(otherApp)
 	m.elsewhere(0, "10.18.1.3")
-	lookup1(s, "10.30.0.2")
-	m.shows(otherApp, "10.30.0.2=roundRobin 10.30.0.3=0 0:10.18.1.3@192.168.77.12")
+	m.finds(s, "10.30.0.2", otherApp, "10.30.0.2=roundRobin 10.30.0.3=0 0:10.18.1.3@192.168.77.12")
 	if m.cluster.Dead() {
 		t.Error("the service manager is dead")
 	}
@@ -158,11 +167,11 @@ func TestOwnServicesAreKnown(t *testing.T) {
 // After a restart of this process the agent keeps what it uses.
 func TestLookupsAfterARestart(t *testing.T) {
 	m := newMember(t)
+	m.keepInterest()
 	m.cluster.Create(otherApp)
 	m.register(testWorker)
 	m.elsewhere(0, "10.18.1.2")
-	lookup1(m.proxy(), "10.30.0.0")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
+	m.finds(m.proxy(), "10.30.0.0", otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 	m.l.leave()
 	m.elsewhere(0, "10.18.1.3")
 	m.start(m.l.file)
@@ -174,8 +183,7 @@ func TestLookupsAfterARestart(t *testing.T) {
 	m.start(m.l.file)
 	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
 	m.shows(otherApp, "") // its instances are gone
-	lookup1(m.proxy(), "10.30.0.0")
-	m.shows(otherApp, "10.30.0.0=roundRobin")
+	m.finds(m.proxy(), "10.30.0.0", otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.4")
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.3=0 0:10.18.1.4@192.168.77.12")
 }

@@ -51,6 +51,7 @@ type member struct {
 	broker  *oaktest.Broker
 	cluster *oaktest.Cluster
 	l       *Listener
+	times   times // of the next start
 	log     *safeBuffer
 	table   *resolve.Table // of the agent
 	remote  *resolve.Remote
@@ -65,7 +66,7 @@ func newMember(t *testing.T) *member {
 
 func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
 	t.Helper()
-	m := &member{T: t, broker: broker, log: &safeBuffer{}}
+	m := &member{T: t, broker: broker, times: short, log: &safeBuffer{}}
 	m.broker.Start()
 	m.cluster = oaktest.NewCluster(t, m.broker)
 	m.remote = resolve.NewRemote("oakestra", []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")})
@@ -86,12 +87,18 @@ var short = times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond, m
 	subnet: 2 * time.Second, maxSubnet: 2 * time.Second, again: 300 * time.Millisecond,
 	keep: 50 * time.Millisecond, reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
 
+// keepInterest has the worker keep its interest in a service without instances for longer than a test takes.
+func (m *member) keepInterest() {
+	m.times.keep = time.Hour
+	m.l.times = m.times
+}
+
 // start is a start of the process.
 func (m *member) start(file string) {
 	m.Helper()
 	m.l = &Listener{log: slog.New(slog.NewTextHandler(m.log, nil)), file: file, ranges: []string{"10.30.0.0/16"},
 		options: Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
-		times:   short, net: newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
+		times:   m.times, net: newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
 		wants: wants{used: map[string]bool{}}, resolved: m.remote.Take}
 	var err error
 	if m.l.state, err = readState(file); err == nil {
