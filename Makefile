@@ -278,10 +278,10 @@ test-containers: ## Test: containers of Docker, Podman and containerd as service
 test-libraries: test-setup bpf ## Test: the tests of Go's own network libraries, on accelerated connections: 2 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_LIBRARIES=1 go test -vet=off -count=1 -v -timeout 15m -run '^TestLibraries$$' ./test/accelerator
 
-# SUITES: python, redis or both. PARTS: files of one of them, such as test_socket, or unit/protocol.
-test-suites: suites-setup bpf ## Test: the network tests of CPython and the tests of Redis, on plain TCP and on accelerated connections: an hour; or SUITES=python PARTS=test_socket
+# SUITES: python, redis (both unless given), redis-cluster, redis-sentinel. PARTS: files of one of them, such as test_socket, or unit/protocol.
+test-suites: suites-setup bpf ## Test: the network tests of CPython and the tests of Redis, on plain TCP and on accelerated connections: an hour and a half; or SUITES=python PARTS=test_socket
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SUITES=$(or $(SUITES),python,redis) KERB_SUITE_PARTS="$(PARTS)" \
-	  go test -vet=off -count=1 -v -timeout 2h -run '^TestSuites$$' ./test/accelerator
+	  go test -vet=off -count=1 -v -timeout 4h -run '^TestSuites$$' ./test/accelerator
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
