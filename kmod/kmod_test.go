@@ -166,7 +166,7 @@ func (r *reader) await() (rec Record, frame []byte, ok bool) {
 		if rec, frame, ok = r.Next(); ok {
 			break
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the pause between looks
 	}
 	return rec, frame, ok
 }
@@ -283,8 +283,8 @@ func TestWatchdog(t *testing.T) {
 	rule.Action, rule.Watchdog = Steal, uint64(200*time.Millisecond)
 	f, r := b.attach(t, rule)
 	conn := b.dial(t, b.lab.Gateway4(), port)
-	send(t, conn, 2) // the first begins the wait
-	time.Sleep(300 * time.Millisecond)
+	send(t, conn, 2)                   // the first begins the wait
+	time.Sleep(300 * time.Millisecond) // longer than the watchdog waits
 	send(t, conn, 3)
 	if got := b.received(t); len(got) != 3 {
 		t.Fatalf("the socket got %v of a program that does not read", got)
@@ -581,7 +581,7 @@ func TestWakes(t *testing.T) {
 			}
 			woken <- err
 		}()
-		time.Sleep(time.Duration(i%3) * time.Millisecond)
+		time.Sleep(time.Duration(i%3) * time.Millisecond) // before, while and after it falls asleep
 		conn.Write(payload(i))
 		if err := <-woken; err != nil && !errors.Is(err, unix.EINTR) {
 			t.Fatal(err)
@@ -609,7 +609,7 @@ func TestUnloadUnderTraffic(t *testing.T) {
 				conn.Write(payload(i))
 			}
 			if i%32 == 0 {
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // the pace
 			}
 		}
 	}()
@@ -647,7 +647,7 @@ func (b *bed) oneLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.file.Close()
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(20 * time.Millisecond) // packets for a program that does not read
 	if err := Unload(); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("removed under a program: %v", err)
 	}

@@ -103,7 +103,7 @@ func TestNeverIdle(t *testing.T) {
 	defer p.ageIdle(t)()
 	c := p.connect(t)
 	p.warm(c)
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // of many walks, or of a time in which one would age: nothing must happen
 	if n := p.enrolled(); n != 2 {
 		t.Errorf("%d sockets are in the map", n)
 	}
@@ -186,7 +186,7 @@ func TestNoAgent(t *testing.T) {
 	p.ageIdle(t)()
 	c := p.connect(t)
 	p.warm(c)
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // of many walks, or of a time in which one would age: nothing must happen
 	if n := p.enrolled(); n != 2 {
 		t.Errorf("%d sockets are in the map", n)
 	}
@@ -220,9 +220,9 @@ func TestIdleIntegrity(t *testing.T) {
 	}
 	killed, n := 0, countsEntry{}
 	for end := time.Now().Add(patience); (killed < 4 || n.Left < 1000) && time.Now().Before(end); killed++ {
-		time.Sleep(700 * time.Millisecond)
+		time.Sleep(700 * time.Millisecond) // connections age
 		kill()
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // traffic without an agent
 		kill = p.ageIdle(t)
 		n = p.counts()
 	}
@@ -252,6 +252,7 @@ func talkAndPause(addr string, over *atomic.Bool, idle time.Duration, r *rand.Ra
 				return err
 			}
 		}
+		// As long as the time of idleness, a little less or more.
 		time.Sleep(idle - 15*time.Millisecond + time.Duration(r.Int64N(int64(40*time.Millisecond))))
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {

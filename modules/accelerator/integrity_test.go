@@ -55,7 +55,7 @@ func TestIntegrity(t *testing.T) {
 		c.LeaveMessages = c.PassMessages + r.Uint32N(100)
 		c.Backlog = 1 << (8 + r.Uint32N(12))
 		p.configure(c)
-		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond) // the pace of changes
 	}
 	workers.Wait()
 	p.empty(t)

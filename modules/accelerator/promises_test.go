@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,7 +174,7 @@ func TestHalfClose(t *testing.T) {
 			if n, err := unix.Read(c.server, got); n != 0 || err != nil {
 				return errors.Join(errors.New("no end of stream"), err)
 			}
-			time.Sleep(2 * time.Millisecond)
+			time.Sleep(2 * time.Millisecond) // the pace: the end is acknowledged before the answer most often
 			if err := writeAll(c.server, make([]byte, 100)); err != nil {
 				return err
 			}
@@ -186,14 +187,21 @@ func TestHalfClose(t *testing.T) {
 	p.empty(t)
 }
 
+// closeWait is TCP_CLOSE_WAIT of the kernel's enum in net/tcp_states.h.
+const closeWait = 8
+
 // A thread is blocked in recv while another sends. Such a connection leaves the map, so that the blocked thread sees
 // the end when shutdown comes, and not EAGAIN.
 func TestBlockedReaderAtShutdown(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
 	p.warm(c)
-	done := make(chan error, 1)
+	done, thread := make(chan error, 1), make(chan int, 1)
+	var has atomic.Int64
 	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
 		got := make([]byte, 1000)
 		for {
 			n, err := unix.Read(c.client, got)
@@ -201,22 +209,29 @@ func TestBlockedReaderAtShutdown(t *testing.T) {
 				done <- err
 				return
 			}
+			has.Add(int64(n))
 		}
 	}()
+	id, sent := <-thread, int64(0)
+	blocked := func() bool { return has.Load() == sent && isBlocked(id, unix.SYS_READ) }
 	exchange := func() {
-		time.Sleep(5 * time.Millisecond)
+		wait.Until(t, "the reader blocks", blocked)
 		c.send(c.client, noise(100))
 		c.receive(c.server, 100)
 		c.send(c.server, noise(100))
+		sent += 100
 	}
 	wait.Until(t, "the sockets leave the map", func() bool {
 		exchange()
 		return p.enrolled() == 0
 	})
 	exchange()
-	time.Sleep(5 * time.Millisecond)
+	wait.Until(t, "the reader blocks", blocked)
 	check(t, unix.Shutdown(c.client, unix.SHUT_WR))
-	time.Sleep(10 * time.Millisecond)
+	wait.Until(t, "the other side has the end", func() bool {
+		info, err := unix.GetsockoptTCPInfo(c.server, unix.IPPROTO_TCP, unix.TCP_INFO)
+		return err == nil && info.State == closeWait
+	})
 	c.send(c.server, noise(100))
 	time.Sleep(60 * time.Millisecond) // longer than a delayed acknowledgement
 	unix.Close(c.server)

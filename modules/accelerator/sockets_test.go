@@ -144,7 +144,7 @@ func TestStreamLeaves(t *testing.T) {
 			c.within("send", func() error { return <-done })
 			for range 20 { // each is acknowledged
 				c.turn(100)
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // the pace
 			}
 			if e, known := p.end(c.client); !known || e.Out != 1 || p.enrolled() != 0 {
 				t.Errorf("%d sockets are still in the map: %+v", p.enrolled(), e)

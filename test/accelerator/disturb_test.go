@@ -18,7 +18,7 @@ var disturbances = []struct {
 }{
 	{"kill -9 of the agent", func(n *node) {
 		n.Kill()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // conversations without an agent
 		n.Start()
 	}},
 	{"another mode", func(n *node) {
@@ -26,13 +26,13 @@ var disturbances = []struct {
 			config := allowed()
 			config["mode"] = mode
 			n.Apply(accelerator(config))
-			time.Sleep(200 * time.Millisecond)
+			time.Sleep(200 * time.Millisecond) // conversations in this mode
 		}
 	}},
 	{"removal of the module", func(n *node) {
 		n.Must(http.MethodDelete, "/v1/modules/fast", nil, nil)
 		n.Eventually("the module is gone", func() bool { return n.entries("members") < 0 })
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // conversations without the module
 		n.Apply(accelerator(allowed()))
 	}},
 	{"removal of a service", func(n *node) {
@@ -46,7 +46,7 @@ var disturbances = []struct {
 		if _, err := os.Stat(n.BPF); !os.IsNotExist(err) {
 			n.T.Errorf("pins are left: %v", err)
 		}
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(200 * time.Millisecond) // conversations without anything of Kerb
 		n.Start()
 		n.Apply(service(n.a), service(n.b), accelerator(allowed()))
 	}},

@@ -150,7 +150,7 @@ func (n *node) held(server *peer, connections int) (active, idle int) {
 	active = memory(n.T) - before
 	n.T.Logf("%d ends, %d of them in the map", n.entries("ends"), n.entries("sockets"))
 	n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
-	time.Sleep(time.Second)
+	time.Sleep(time.Second) // the kernel frees later
 	idle = memory(n.T) - before
 	if err := client.finish(); err != nil {
 		n.T.Error(err)

@@ -98,7 +98,7 @@ func TestSoak(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := newAcceleratedNode(t, allowed())
 			s := newSoak(n, options...)
-			time.Sleep(soakTime(t, 2*time.Second))
+			time.Sleep(soakTime(t, 2*time.Second)) // of conversations
 			n.judged(filepath.Base(talker))
 			if again := s.finish(); again > 0 && options == nil {
 				t.Errorf("%d calls that wait have answered EAGAIN", again)
@@ -113,7 +113,7 @@ func TestKilledPeers(t *testing.T) {
 	s, r := newSoak(n, blocking, "-c"), seed.Rand(t)
 	killed := 0
 	for end := time.Now().Add(soakTime(t, 2*time.Second)); time.Now().Before(end); killed++ {
-		time.Sleep(time.Duration(50+r.IntN(250)) * time.Millisecond)
+		time.Sleep(time.Duration(50+r.IntN(250)) * time.Millisecond) // until a random moment of conversations
 		i := r.IntN(2)
 		if r.IntN(2) == 0 {
 			s.servers[i].kill()

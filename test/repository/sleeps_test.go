@@ -6,37 +6,16 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 )
 
-// bareSleeps is how many calls of time.Sleep without a reason the tests of each directory still have. The numbers only
-// go down: wait for a condition instead, with a deadline (wait.Until), or say in a comment why time itself has to pass.
-var bareSleeps = map[string]int{
-	"kmod": 4, "modules/accelerator": 11, "modules/responder/apps/coap": 1, "test/accelerator": 7,
-}
-
-// A sleep needs no comment as the pause of a loop that waits for a condition, and in a synctest bubble, where no time
-// passes.
+// A test waits for a condition, with a deadline (wait.Until), or says in a comment why time itself has to pass. A sleep
+// needs no comment as the pause of a loop that waits for a condition, and in a synctest bubble, where no time passes.
 func TestSleepsHaveReasons(t *testing.T) {
-	found, where := map[string]int{}, map[string][]string{}
 	for _, file := range files(t, "_test.go") {
-		dir := filepath.Dir(file)
 		for _, position := range sleepsWithoutReason(t, file, read(t, file)) {
-			found[dir]++
-			where[dir] = append(where[dir], position.String())
-		}
-	}
-	for dir, n := range found {
-		if n > bareSleeps[dir] {
-			t.Errorf("%s: %d sleeps without a reason, at most %d: %s", dir, n, bareSleeps[dir], strings.Join(where[dir], ", "))
-		}
-	}
-	for dir, limit := range bareSleeps {
-		if found[dir] < limit {
-			t.Errorf("%s: %d sleeps without a reason; lower its limit of %d", dir, found[dir], limit)
+			t.Errorf("%s: a sleep without a reason", position)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kerb-edge/kerb/modules/responder/app"
@@ -79,27 +80,24 @@ func TestNoTornValue(t *testing.T) {
 // A request to the map set before, which ends when the next one runs already, sets its value there too.
 func TestLateValue(t *testing.T) {
 	d := load(t, hooks[0], map[string]any{"resources": []any{map[string]any{"path": "a", "value": "early"}}})
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		coap{}.Run(ctx, app.Live{Maps: d.maps, All: d.placed()})
-	}()
-	defer func() { cancel(); <-ended }()
-	time.Sleep(settled / 4)
 	table, err := openTable(d.maps)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer table.close()
-	name := newName(slot, 0, d.listener.resources[0].path)
-	if err := table.settings.Put(name, newSetting([]byte("late"), 0)); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(60 * settled); time.Now().Before(end); time.Sleep(settled / 20) {
-		if v, err := table.get(0); err == nil && string(v.Data) == "late" {
-			return
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go coap{}.Run(ctx, app.Live{Maps: d.maps, All: d.placed()})
+		synctest.Wait() // it has looked once, and pauses
+		name := newName(slot, 0, d.listener.resources[0].path)
+		if err := table.settings.Put(name, newSetting([]byte("late"), 0)); err != nil {
+			t.Fatal(err)
 		}
-	}
-	t.Error("the value is not answered")
+		time.Sleep(settled)
+		synctest.Wait()
+		if v, err := table.get(0); err != nil || string(v.Data) != "late" {
+			t.Errorf("answered: %q, %v", v.Data, err)
+		}
+	})
 }
