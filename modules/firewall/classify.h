@@ -187,7 +187,7 @@ static __always_inline int fw_matches6(struct fw_flow *s, __u32 id)
 }
 
 /* Remembers the second tree of a fork; second holds its node in the chunk and its first rule. */
-static __always_inline void fw_push(struct fw_flow *s, __u32 chunk, __u64 second)
+static __always_inline void fw_fork_push(struct fw_flow *s, __u32 chunk, __u64 second)
 {
 	struct fw_fork *fork = &s->fork[s->forks++ & (FW_FORKS - 1)];
 
@@ -198,7 +198,7 @@ static __always_inline void fw_push(struct fw_flow *s, __u32 chunk, __u64 second
 
 /* Resumes the tree remembered last, or returns an END instead if none of its rules can win any
  * more. Returns its node. */
-static __always_inline __u32 fw_pop(struct fw_flow *s)
+static __always_inline __u32 fw_fork_pop(struct fw_flow *s)
 {
 	struct fw_fork *fork = &s->fork[--s->forks & (FW_FORKS - 1)];
 
@@ -307,7 +307,8 @@ static __always_inline void fw_search(struct fw_flow *s)
 		if (kind == FW_NODE_RULE && value < s->best && !fw_matches(s, value))
 			continue;
 		if (kind == FW_NODE_FORK) {
-			fw_push(s, value, chunk->node[(at / sizeof(node) + 1) & (FW_CHUNK - 1)]);
+			fw_fork_push(s, value,
+				     chunk->node[(at / sizeof(node) + 1) & (FW_CHUNK - 1)]);
 			continue;
 		}
 		if (kind == FW_NODE_JUMP) {
@@ -321,7 +322,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 			}
 			if (!s->forks)
 				return;
-			at = fw_pop(s);
+			at = fw_fork_pop(s);
 		}
 		chunk = fw_chunk_at(s, s->chunk);
 		if (!chunk)

@@ -156,13 +156,13 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 		return decision;
 	if (decision >> 16) {
 		f->generation = ~f->generation;
-		/* in midstream as in fw_may_adopt(): what the service sends belongs to a
+		/* in midstream as in fw_may_pick_up(): what the service sends belongs to a
 		 * connection */
 		if (f->begins == FW_BEGINS || (f->begins && f->dir == FW_EGRESS))
 			fw_conn_begin(f, now);
 		return decision;
 	}
-	if (fw_is_stray(f, now))
+	if (fw_is_midstream(f, now))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 	if (f->begins)
 		fw_conn_begin(f, now);
@@ -170,7 +170,7 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 }
 
 /* The verdict of the rules combined with the state of the connection. */
-static __always_inline __u32 fw_settle(struct fw_flow *f, __u32 decision, __u64 now)
+static __always_inline __u32 fw_decision_apply_state(struct fw_flow *f, __u32 decision, __u64 now)
 {
 	if (!state)
 		return decision;
@@ -218,7 +218,7 @@ static __noinline __u32 fw_evaluate_flow(__u64 now)
 		fw_reverse(f);
 	kerb_opaque(f); /* a variable of its own: the compiler may have this one in memory */
 	decision = fw_evaluate_rules(f);
-	return fw_settle(f, decision & ~FW_LOG, now) | (decision & FW_LOG);
+	return fw_decision_apply_state(f, decision & ~FW_LOG, now) | (decision & FW_LOG);
 }
 
 /* Evaluates packets that could not be parsed. */
@@ -250,7 +250,8 @@ static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct 
 }
 
 /* Exceptions: packets that pass although the rules deny them. */
-static __always_inline __u32 fw_except(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
+static __always_inline __u32 fw_exception_apply(struct kerb_pkt *pkt, struct fw_flow *f,
+						__u32 decision)
 {
 	if (state && f->dir == FW_INGRESS && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, f->now))
 		return FW_SLOT_RELATED;
@@ -258,13 +259,13 @@ static __always_inline __u32 fw_except(struct kerb_pkt *pkt, struct fw_flow *f, 
 }
 
 /* The final decision on packets that the rules deny or report. */
-static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
+static __noinline __u32 fw_decision_finish(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
 {
 	__u32 log = decision & FW_LOG;
 
 	decision &= ~FW_LOG;
 	if (decision >> 16)
-		decision = fw_except(pkt, f, decision);
+		decision = fw_exception_apply(pkt, f, decision);
 	else if (state && f->dir == FW_EGRESS && fw_is_dhcp_request(f))
 		fw_dhcp_requested(pkt, f->now);
 	if (log)
@@ -290,7 +291,7 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 	now = state ? fw_now() : 0;
 	decision = kerb_through(f->hidden, fw_evaluate_flow(now));
 	if (decision >> 16)
-		return fw_reconsider(pkt, f, decision);
+		return fw_decision_finish(pkt, f, decision);
 	if (state && dir == FW_EGRESS && fw_is_dhcp_request(f))
 		fw_dhcp_requested(pkt, now);
 	return decision;

@@ -96,7 +96,7 @@ __noinline __u32 fw_limit_apply(__u32 decision)
 		return FW_DENY(slot, KERB_DROP_RATE);
 	if (f->stale != FW_UNKNOWN)
 		return decision & ~FW_LIMIT;
-	if (state && !(decision & FW_DENIED) && fw_is_stray(f, f->now))
+	if (state && !(decision & FW_DENIED) && fw_is_midstream(f, f->now))
 		return decision & ~FW_LIMIT;
 	l = fw_limit_of(f, &same);
 	if (l && fw_bucket_take(b, &l->packets))

@@ -72,7 +72,7 @@ __noinline int fw_set_rule_try(__u32 address)
 }
 
 /* Searches the rules that are in no tree, and moves the root past them. */
-static __noinline void fw_search_apart(struct fw_flow *s)
+static __noinline void fw_search_set_rules(struct fw_flow *s)
 {
 	if (!(s->root & FW_ROOT_HASH)) {
 		__u32 at = s->root & ~FW_ROOT_SETS;
@@ -93,7 +93,7 @@ static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_valu
 	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);
 	s->best = FW_NO_RULE;
 	if (s->root >= FW_ROOT_SETS)
-		fw_search_apart(s);
+		fw_search_set_rules(s);
 	fw_search(s);
 	if (!shallow && s->class[FW_NUMBERS] && s->best != FW_LOST)
 		fw_search_bitmap(s);

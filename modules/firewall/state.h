@@ -66,14 +66,14 @@ static __always_inline void fw_bind_generation(struct fw_flow *f)
 }
 
 /* Whether the current rules have decided on a connection. */
-static __always_inline int fw_is_decided(const struct fw_conn *c, const struct fw_flow *f)
+static __always_inline int fw_conn_is_evaluated(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return c->generation == f->generation || (audit && c->generation == ~f->generation);
 }
 
-static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flow *f)
+static __always_inline int fw_conn_staleness(const struct fw_conn *c, const struct fw_flow *f)
 {
-	if (fw_is_decided(c, f))
+	if (fw_conn_is_evaluated(c, f))
 		return FW_TRACKED;
 	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
 }
@@ -91,11 +91,11 @@ static __always_inline int fw_conn_ends(void *established, void *opening, void *
 	n->state = f->tcp & KERB_TCP_RST ? FW_RESET : FW_CLOSED;
 	fw_conn_insert(opening, pending, now);
 	fw_conn_delete(established);
-	return fw_stale(n, f);
+	return fw_conn_staleness(n, f);
 }
 
 /* The next state of a connection that is not TCP, or seen in one direction only. */
-static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *f, __u64 now)
+static __always_inline void fw_conn_advance(struct fw_conn *n, const struct fw_flow *f, __u64 now)
 {
 	if (f->dir != n->from) {
 		if (fw_state(n) == FW_NEW)
@@ -108,8 +108,8 @@ static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *
 
 /* Writes f->next over the entry that it was copied from. Answered connections leave the LRU table
  * if there is room. */
-static __always_inline void fw_write_back(void *opening, void *pending, struct fw_flow *f,
-					  int answered, __u64 now)
+static __always_inline void fw_conn_write_back(void *opening, void *pending, struct fw_flow *f,
+					       int answered, __u64 now)
 {
 	if (!bpf_map_update_elem(opening, &f->key4, &f->next, BPF_EXIST))
 		return;
@@ -122,7 +122,7 @@ static __always_inline void fw_write_back(void *opening, void *pending, struct f
 /* Whether the entry is replaced by the whole of f->next: for a new state, and for the numbers of an
  * answered SYN, which another SYN+ACK may replace. In these states the sides send alternately,
  * except for SYNs. */
-static __always_inline int fw_replaces(const struct fw_conn *c, const struct fw_flow *f)
+static __always_inline int fw_conn_replaces_entry(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return fw_state(&f->next) != fw_state(c) ||
 	       (fw_is_tcp(f) && f->tcp & KERB_TCP_SYN && fw_state(c) != FW_NEW);
@@ -159,37 +159,37 @@ static __always_inline int fw_track_opening(void *established, void *opening, vo
 	int full = 0;
 
 	*n = *c;
-	if (fw_expired(n, f, now) || (opens && fw_state(n) >= FW_RESET)) {
+	if (fw_conn_expired(n, f, now) || (opens && fw_state(n) >= FW_RESET)) {
 		fw_opening_delete(opening, pending);
 		return FW_UNKNOWN;
 	}
 	if (fw_is_tcp(f))
 		fit = kerb_through(f->hidden, fw_tcp_opening(n, f));
 	else
-		fw_advance(n, f, now);
+		fw_conn_advance(n, f, now);
 	if (fit == FW_FIT_NOT)
 		return FW_INVALID;
 	if (fit == FW_FIT_YES)
 		n->seen = now;
 	if (fw_state(n) == FW_ESTABLISHED_) {
-		if (fw_promote(established, now)) {
+		if (fw_conn_promote(established, now)) {
 			fw_opening_delete(opening, pending);
-			return fw_stale(n, f);
+			return fw_conn_staleness(n, f);
 		}
 		n->state = FW_REPLIED; /* as long as there is no room */
 		full = drop_when_full;
 	}
 	if (fit == FW_FIT_PASS)
-		return fw_stale(n, f);
-	if (fw_replaces(c, f)) {
-		fw_write_back(opening, pending, f,
-			      fw_state(n) == FW_REPLIED && fw_state(c) == FW_NEW, now);
+		return fw_conn_staleness(n, f);
+	if (fw_conn_replaces_entry(c, f)) {
+		fw_conn_write_back(opening, pending, f,
+				   fw_state(n) == FW_REPLIED && fw_state(c) == FW_NEW, now);
 	} else {
 		if (fw_is_tcp(f))
 			fw_conn_store(c, f);
-		fw_touch(c, now);
+		fw_conn_touch(c, now);
 	}
-	return full ? FW_FULL : fw_stale(n, f);
+	return full ? FW_FULL : fw_conn_staleness(n, f);
 }
 
 static __always_inline struct fw_conn *fw_find_opening(void *opening, void *pending,
@@ -205,7 +205,7 @@ static __always_inline struct fw_conn *fw_find_opening(void *opening, void *pend
 static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flow *f, __u64 now,
 						int *track)
 {
-	if (fw_expired(c, f, now))
+	if (fw_conn_expired(c, f, now))
 		return FW_WHY_EXPIRED;
 	if (fw_is_tcp(f)) {
 		__u32 fit;
@@ -224,18 +224,18 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 		    (f->tcp & KERB_TCP_RST || fw_tcp_closed(&c->peer[0], &c->peer[1])))
 			return FW_WHY_ENDS;
 		if (fit == FW_FIT_YES)
-			fw_touch(c, now);
+			fw_conn_touch(c, now);
 	} else {
-		fw_touch(c, now);
+		fw_conn_touch(c, now);
 	}
-	*track = fw_stale(c, f);
+	*track = fw_conn_staleness(c, f);
 	return FW_WHY_NOT;
 }
 
 /* Handles everything for which the established table alone is not sufficient; c is the entry of
  * another table, if one was found. */
-static __noinline int fw_track_slowly(void *established, void *opening, void *pending,
-				      struct fw_conn *c, int why)
+static __noinline int fw_track_slow_path(void *established, void *opening, void *pending,
+					 struct fw_conn *c, int why)
 {
 	struct fw_flow *f = fw_flow();
 	__u64 now;
@@ -282,7 +282,7 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 		why = fw_track_established(c, f, now, &track);
 	if (why == FW_WHY_NOT)
 		return track;
-	return fw_track_slowly(established, opening, pending, o, kerb_through(f->hidden, why));
+	return fw_track_slow_path(established, opening, pending, o, kerb_through(f->hidden, why));
 }
 
 /* Whether a connection with this key exists, for packets that refer to it without being part of
@@ -296,7 +296,7 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 		c = bpf_map_lookup_elem(opening, &f->key4);
 	if (!c)
 		c = bpf_map_lookup_elem(pending, &f->key4);
-	if (!c || !fw_is_decided(c, f) || fw_expired(c, f, now))
+	if (!c || !fw_conn_is_evaluated(c, f) || fw_conn_expired(c, f, now))
 		return 0;
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
@@ -304,7 +304,7 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 /* Whether TCP in midstream may be picked up. Packets from the service belong to a connection that
  * it has. Packets from outside may be forged, so they are accepted only while the firewall is new
  * to the interface. */
-static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
+static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
 {
 	struct fw_usage *u;
 
@@ -317,9 +317,9 @@ static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 }
 
 /* Whether a packet without a connection is a TCP segment that begins none, and is not picked up. */
-static __always_inline int fw_is_stray(struct fw_flow *f, __u64 now)
+static __always_inline int fw_is_midstream(struct fw_flow *f, __u64 now)
 {
-	return fw_is_tcp(f) && !f->quoting && f->begins != FW_BEGINS && !fw_may_adopt(f, now);
+	return fw_is_tcp(f) && !f->quoting && f->begins != FW_BEGINS && !fw_may_pick_up(f, now);
 }
 
 static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
@@ -340,7 +340,7 @@ static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 		fw_peer_init(&n->peer[f->dir & 1], f);
 	} else {
 		n->flags = FW_CONN_LEARNT;
-		fw_tcp_learn(&n->peer[f->dir & 1], &n->peer[~f->dir & 1], f);
+		fw_tcp_update_learnt(&n->peer[f->dir & 1], &n->peer[~f->dir & 1], f);
 	}
 	return fw_conn_insert(opening, pending, now);
 }

@@ -142,12 +142,13 @@ static __always_inline __u64 fw_timeout(const struct fw_conn *c, const struct fw
 }
 
 /* A clock read on another CPU may be slightly ahead of ours: the difference is signed. */
-static __always_inline int fw_expired(const struct fw_conn *c, const struct fw_flow *f, __u64 now)
+static __always_inline int fw_conn_expired(const struct fw_conn *c, const struct fw_flow *f,
+					   __u64 now)
 {
 	return (__s64)(now - c->seen) > (__s64)fw_timeout(c, f);
 }
 
-static __always_inline void fw_touch(struct fw_conn *c, __u64 now)
+static __always_inline void fw_conn_touch(struct fw_conn *c, __u64 now)
 {
 	/* rarely, so that the cache line stays shared between CPUs */
 	if ((__s64)(now - c->seen) > (__s64)FW_TOUCH_NS)
@@ -254,7 +255,7 @@ static __noinline int fw_conn_delete(void *established)
 }
 
 /* Returns whether a connection, updated to f->next, finds room in the established table. */
-static __noinline int fw_promote(void *established, __u64 now)
+static __noinline int fw_conn_promote(void *established, __u64 now)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_table *t = fw_get_table();

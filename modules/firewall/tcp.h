@@ -79,7 +79,7 @@ static __always_inline int fw_tcp_closed(const struct fw_peer *a, const struct f
 
 /* Whether the connection is one that an earlier version of the module has tracked, with neither
  * side known. */
-static __always_inline int fw_is_learnt(struct fw_conn *c)
+static __always_inline int fw_conn_is_learnt(struct fw_conn *c)
 {
 	if (!(c->peer[0].maxwin | c->peer[1].maxwin))
 		c->flags |= FW_CONN_LEARNT;
@@ -99,8 +99,8 @@ static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow
 
 /* A segment of a connection in midstream: RST and FIN count if they exactly continue the known
  * data. */
-static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r,
-					const struct fw_flow *f)
+static __always_inline int fw_tcp_update_learnt(struct fw_peer *s, const struct fw_peer *r,
+						const struct fw_flow *f)
 {
 	int next = s->maxwin ? f->seq == s->end : !(f->tcp & KERB_TCP_RST);
 	__u8 fin = (f->tcp & KERB_TCP_FIN) << 2;
@@ -149,8 +149,8 @@ static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 
 	if (!(f->tcp & (KERB_TCP_ACK | KERB_TCP_RST)))
 		return FW_FIT_NOT;
-	if (fw_is_learnt(c))
-		return fw_tcp_learn(s, r, f);
+	if (fw_conn_is_learnt(c))
+		return fw_tcp_update_learnt(s, r, f);
 	if (fw_seq_after(f->seq, s->maxend) | fw_seq_after(s->end - r->maxwin, end) |
 	    fw_seq_after(ack, r->end) | fw_seq_after(r->end - lag, ack))
 		return FW_FIT_NOT;
@@ -237,7 +237,7 @@ static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const
 static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 {
 	struct fw_peer *s = &n->peer[f->dir & 1], *r = &n->peer[~f->dir & 1];
-	int learnt = fw_is_learnt(n), first = f->dir == n->from, fit;
+	int learnt = fw_conn_is_learnt(n), first = f->dir == n->from, fit;
 
 	if (fw_state(n) == FW_NEW && !learnt)
 		return fw_tcp_open(n, s, r, f);

@@ -98,7 +98,7 @@ static __always_inline struct flows_value *flows_record(struct kerb_pkt *pkt, __
 
 	if (!flows_key_of(pkt, &key, side, true))
 		return 0;
-	v = flows_find(&key, side, pkt->len);
+	v = flows_lookup(&key, side, pkt->len);
 	if (!v)
 		return 0;
 	flows_add(&v->side[side].packets, 1);
@@ -110,7 +110,7 @@ static __always_inline struct flows_value *flows_record(struct kerb_pkt *pkt, __
 }
 
 /* The flow of a packet that was added before; NULL if a module has changed the addresses. */
-static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, __u32 side)
+static __always_inline struct flows_value *flows_lookup_added(struct kerb_pkt *pkt, __u32 side)
 {
 	struct flows_key key = {};
 
@@ -118,10 +118,10 @@ static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, 
 }
 
 /* The verdict of another module. Packets that have not reached this module are added now. */
-static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, __u32 module,
-					  bool seen, __u32 side)
+static __always_inline void flows_exit(struct kerb_pkt *pkt, __u32 verdict, __u32 module, bool seen,
+				       __u32 side)
 {
-	struct flows_value *v = seen ? flows_recorded(pkt, side) : flows_record(pkt, side);
+	struct flows_value *v = seen ? flows_lookup_added(pkt, side) : flows_record(pkt, side);
 
 	if (!v || verdict == KERB_REDIRECT)
 		return;
@@ -139,9 +139,9 @@ KERB_EXIT(pkt, verdict, module, seen, side)
 	if (!module)
 		return 0;
 	if (side)
-		flows_decided(pkt, verdict, module, seen, FLOWS_INGRESS);
+		flows_exit(pkt, verdict, module, seen, FLOWS_INGRESS);
 	else
-		flows_decided(pkt, verdict, module, seen, FLOWS_EGRESS);
+		flows_exit(pkt, verdict, module, seen, FLOWS_EGRESS);
 	return 0;
 }
 

@@ -157,8 +157,8 @@ static __always_inline struct flows_value *flows_create(const struct flows_key *
 }
 
 /* The entry of a packet, or NULL: then the packet was counted as unrecorded. */
-static __always_inline struct flows_value *flows_find(const struct flows_key *key, __u32 side,
-						      __u32 len)
+static __always_inline struct flows_value *flows_lookup(const struct flows_key *key, __u32 side,
+							__u32 len)
 {
 	struct flows_value *v = bpf_map_lookup_elem(&flows, key);
 	struct flows_service *s;

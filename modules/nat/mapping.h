@@ -95,8 +95,8 @@ static __always_inline __u32 nat_closes(const struct kerb_pkt *pkt)
 
 /* Whether the port belongs to the mapping of an inside end. opens: the packet begins a
  * connection. */
-static __always_inline bool nat_use(struct nat_outside *key, const struct nat_inside *inside,
-				    __u32 state, bool opens)
+static __always_inline bool
+nat_mapping_use(struct nat_outside *key, const struct nat_inside *inside, __u32 state, bool opens)
 {
 	struct nat_mapping *m = bpf_map_lookup_elem(&nat_mappings, key);
 	__u64 now = kerb_now();
@@ -115,8 +115,8 @@ static __always_inline bool nat_use(struct nat_outside *key, const struct nat_in
 }
 
 /* Reassigns an expired mapping to another inside end. Returns whether it was expired. */
-static __always_inline bool nat_take_over(struct nat_mapping *m, const struct nat_outside *key,
-					  const struct nat_inside *inside)
+static __always_inline bool nat_port_reassign(struct nat_mapping *m, const struct nat_outside *key,
+					      const struct nat_inside *inside)
 {
 	struct nat_inside old;
 	__u64 now = kerb_now();
@@ -142,7 +142,7 @@ static __always_inline bool nat_take_over(struct nat_mapping *m, const struct na
 
 /* Allocates a free port, the first one after a random one (RFC 6056). Returns 0, -EBUSY if none was
  * found, or -ENOSPC. */
-static __noinline int nat_take(struct nat_outside *key, const struct nat_inside *inside)
+static __noinline int nat_port_alloc(struct nat_outside *key, const struct nat_inside *inside)
 {
 	struct nat_mapping fresh = { .inside = *inside, .used = kerb_now() }, *m;
 	__u32 slot = bpf_get_prandom_u32();
@@ -153,7 +153,7 @@ static __noinline int nat_take(struct nat_outside *key, const struct nat_inside 
 		key->port = bpf_htons(first_port + slot % port_count);
 		m = bpf_map_lookup_elem(&nat_mappings, key);
 		if (m) {
-			if (nat_take_over(m, key, inside))
+			if (nat_port_reassign(m, key, inside))
 				return 0;
 			continue;
 		}
@@ -167,9 +167,10 @@ static __noinline int nat_take(struct nat_outside *key, const struct nat_inside 
 }
 
 /* Creates the mapping of an inside end, or finds the one that another CPU has just created. */
-static __always_inline int nat_open(struct nat_outside *key, const struct nat_inside *inside)
+static __always_inline int nat_mapping_open(struct nat_outside *key,
+					    const struct nat_inside *inside)
 {
-	int rc = nat_take(key, inside);
+	int rc = nat_port_alloc(key, inside);
 	__u32 port = key->port, *other;
 
 	if (rc)
@@ -190,8 +191,8 @@ enum nat_opens {
 	NAT_MAY_OPEN = 1 << 1, /* a missing mapping is created */
 };
 
-/* Looks up the port of the inside end in key. Returns the same as nat_open(), and -ENOENT if there
- * is no mapping and none may be created. */
+/* Looks up the port of the inside end in key. Returns the same as nat_mapping_open(), and -ENOENT
+ * if there is no mapping and none may be created. */
 static __noinline int nat_find_port(struct nat_outside *key, const struct nat_inside *inside,
 				    __u32 state, __u32 opens)
 {
@@ -199,12 +200,12 @@ static __noinline int nat_find_port(struct nat_outside *key, const struct nat_in
 
 	if (port) {
 		key->port = *port;
-		if (nat_use(key, inside, state, opens & NAT_OPENS))
+		if (nat_mapping_use(key, inside, state, opens & NAT_OPENS))
 			return 0;
 		if (opens & NAT_MAY_OPEN)
 			bpf_map_delete_elem(&nat_ports, inside);
 	}
-	return opens & NAT_MAY_OPEN ? nat_open(key, inside) : -ENOENT;
+	return opens & NAT_MAY_OPEN ? nat_mapping_open(key, inside) : -ENOENT;
 }
 
 /* Looks up the inside end of a port, for the protocol and family in it: 0 or -ENOENT. Packets from

@@ -45,7 +45,7 @@ KERB_EGRESS(pkt)
 		return KERB_NEXT;
 	rc = nat_read(pkt, &w);
 	if (!rc) {
-		if (nat_stays(pkt, &w))
+		if (nat_is_excluded(pkt, &w))
 			return KERB_NEXT;
 		rc = nat_from_service(pkt, &w);
 	}

@@ -19,7 +19,7 @@ static __always_inline void px_affinity_key(struct px_flow *key, const struct px
 }
 
 /* Whether the packet is in midstream of a connection whose session is unknown. */
-static __always_inline int px_is_amid(const struct px_work *w)
+static __always_inline int px_is_midstream(const struct px_work *w)
 {
 	return w->flow.proto == IPPROTO_TCP && !(w->tcp & KERB_TCP_SYN);
 }
@@ -34,7 +34,7 @@ static __noinline int px_affinity_recall(struct px_work *w, const struct px_vip 
 
 	if (!s || s->other != PX_AFFINITY_OWNER(v) || age >= (__s64)PX_AFFINITY_NS(v))
 		return 0;
-	index = px_takes_new(s->instance, PX_DRAINING | PX_GONE | PX_EJECTED, w->v4);
+	index = px_instance_accepts(s->instance, PX_DRAINING | PX_GONE | PX_EJECTED, w->v4);
 	if (!kerb_reread(index))
 		return 0;
 	if (v->flags & PX_VIP_SPLIT && px_port_is_excluded(w, index))
@@ -42,7 +42,7 @@ static __noinline int px_affinity_recall(struct px_work *w, const struct px_vip 
 	w->instance = index;
 	/* In place, which is harmless even if the control plane has just deleted the entry, and its
 	 * memory belongs to another new session. */
-	if (age > 0 && !px_is_amid(w))
+	if (age > 0 && !px_is_midstream(w))
 		s->seen = w->now;
 	return 1;
 }
@@ -106,7 +106,7 @@ static __noinline int px_choose(struct px_work *w, const struct px_vip *v)
 			return 0;
 	}
 	px_choose_by_policy(w, v);
-	if (v->flags & PX_VIP_AFFINITY && kerb_reread(w->instance) && !px_is_amid(w))
+	if (v->flags & PX_VIP_AFFINITY && kerb_reread(w->instance) && !px_is_midstream(w))
 		px_affinity_remember(w, v);
 	return 0;
 }

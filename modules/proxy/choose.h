@@ -31,7 +31,7 @@ static __always_inline int px_reachable(const struct px_place *p, int v4)
 
 /* Returns the index of an instance if it has none of the flags and an address of this family,
  * otherwise 0. */
-static __always_inline __u32 px_takes_new(__u32 index, __u32 flags, int v4)
+static __always_inline __u32 px_instance_accepts(__u32 index, __u32 flags, int v4)
 {
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &index);
 
@@ -41,11 +41,11 @@ static __always_inline __u32 px_takes_new(__u32 index, __u32 flags, int v4)
 }
 
 /* Returns the instance of a slot if it takes new sessions of this family, otherwise 0. */
-static __always_inline __u32 px_usable(__u32 slot, int v4)
+static __always_inline __u32 px_slot_instance(__u32 slot, int v4)
 {
 	__u32 *index = bpf_map_lookup_elem(&slots, &slot);
 
-	return index ? px_takes_new(*index, PX_DRAINING | PX_GONE, v4) : 0;
+	return index ? px_instance_accepts(*index, PX_DRAINING | PX_GONE, v4) : 0;
 }
 
 /* As the kernel's jhash2 over the words of the source, or of the whole flow except the interface.
@@ -77,7 +77,7 @@ static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
 
 /* Increments the round-robin counter. Two CPUs may get the same value, which is harmless: Linux
  * 5.10 has no fetching atomics. */
-static __always_inline __u64 px_turn(__u32 id)
+static __always_inline __u64 px_round_robin_next(__u32 id)
 {
 	__u64 *turn = bpf_map_lookup_elem(&turns, &id), now;
 
@@ -92,24 +92,24 @@ static __always_inline __u64 px_start(const struct px_vip *v, const struct px_fl
 {
 	if (v->policy == PX_HASH_SOURCE)
 		return px_hash(f, 0);
-	return v->policy == PX_HASH_FLOW ? px_hash(f, 1) : px_turn(v->id);
+	return v->policy == PX_HASH_FLOW ? px_hash(f, 1) : px_round_robin_next(v->id);
 }
 
 /* The first usable instance of a run, starting at its slot w->start. */
-static __always_inline void px_first(struct px_work *w, const struct px_vip *v)
+static __always_inline void px_choose_first(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_TRIES; i++) {
-		w->instance = px_usable(v->first + (w->start + i) % v->count, w->v4);
+		w->instance = px_slot_instance(v->first + (w->start + i) % v->count, w->v4);
 		if (kerb_reread(w->instance))
 			return;
 	}
 }
 
 /* The instance with the fewest sessions; the first one among equals. */
-static __always_inline void px_least_connections(struct px_work *w, const struct px_vip *v)
+static __always_inline void px_choose_least(struct px_work *w, const struct px_vip *v)
 {
 	for (__u32 i = 0; i < PX_SCAN; i++) {
-		__u32 index = px_usable(v->first + (w->start + i) % v->count, w->v4);
+		__u32 index = px_slot_instance(v->first + (w->start + i) % v->count, w->v4);
 		struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &index);
 
 		if (i >= v->count)
@@ -176,9 +176,9 @@ static __always_inline void px_choose_by_policy(struct px_work *w, const struct 
 {
 	w->start = px_start(v, &w->flow) % v->count;
 	if (v->policy == PX_LEAST)
-		px_least_connections(w, v);
+		px_choose_least(w, v);
 	else
-		px_first(w, v);
+		px_choose_first(w, v);
 }
 
 #endif

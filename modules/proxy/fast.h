@@ -52,8 +52,8 @@ static __always_inline int px_rest_differs(const struct kerb_pkt *pkt, const str
 }
 
 /* Returns the copy of the packet's session, or NULL. */
-static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *pkt,
-							const struct px_plain *p, __u32 hook)
+static __always_inline const struct px_hot *px_hot_lookup(const struct kerb_pkt *pkt,
+							  const struct px_plain *p, __u32 hook)
 {
 	__u32 slot = px_hot_slot(p->hash), epoch_slot = px_epoch_slot(p->hash);
 	const struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &epoch_slot);
@@ -124,7 +124,7 @@ static __always_inline int px_fast_path(struct kerb_pkt *pkt, __u32 hook)
 		return -1;
 	if (!(v4 ? px_read_plain(pkt, 4, &p) : px_read_plain(pkt, 6, &p)))
 		return -1;
-	h = px_find_hot(pkt, &p, hook);
+	h = px_hot_lookup(pkt, &p, hook);
 	if (!h || !px_hot_valid(h))
 		return -1;
 	if (h->instance)

@@ -38,7 +38,7 @@ static __always_inline int px_read_datagram(const struct kerb_pkt *pkt, struct p
 }
 
 /* Sets w->flow to that of the first fragment, if it is known. */
-static __always_inline void px_follow_first(const struct kerb_pkt *pkt, struct px_work *w)
+static __always_inline void px_fragment_follow(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	struct px_fragment_of *first;
 
@@ -50,7 +50,7 @@ static __always_inline void px_follow_first(const struct kerb_pkt *pkt, struct p
 }
 
 /* w->flow is the key by which the packet, a first fragment, was looked up. */
-static __always_inline void px_remember_first(const struct kerb_pkt *pkt, struct px_work *w)
+static __always_inline void px_fragment_remember(const struct kerb_pkt *pkt, struct px_work *w)
 {
 	if (px_read_datagram(pkt, w))
 		return;

@@ -17,7 +17,7 @@ static __always_inline struct px_local *px_target(const __u32 *local, __u32 othe
 }
 
 /* Where a packet's destination MAC address is written, or NULL if it has a VLAN tag. */
-static __always_inline void *px_ether(const struct kerb_pkt *pkt)
+static __always_inline void *px_dst_mac(const struct kerb_pkt *pkt)
 {
 	return pkt->l3 == ETH_HLEN && !pkt->vlan ? kerb_at(pkt, 0, ETH_HLEN) : 0;
 }

@@ -117,7 +117,7 @@ static __always_inline __u32 px_epoch_slot(__u32 hash)
  * orders the change before the count on every processor (on arm64 a release followed by an acquire
  * is a full barrier). An atomic add alone would not, and atomics that return a value came with
  * Linux 5.12. */
-static __always_inline void px_changed(const struct px_flow *f)
+static __always_inline void px_epoch_advance(const struct px_flow *f)
 {
 	__u32 slot = px_epoch_slot(px_hot_hash_of(f));
 	struct px_epoch *epoch = bpf_map_lookup_elem(&epochs, &slot);
@@ -130,7 +130,7 @@ static __always_inline void px_changed(const struct px_flow *f)
 }
 
 /* Returns a session from either table. */
-static __always_inline struct px_session *px_find(const struct px_flow *f)
+static __always_inline struct px_session *px_session_lookup(const struct px_flow *f)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, f);
 
@@ -170,7 +170,8 @@ static __always_inline void px_hot_refresh(const struct px_flow *f, struct px_wa
 	w->age = PX_HOT_AGE(0);
 }
 
-static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow *f, __u32 family)
+static __always_inline void px_hot_store_flow(struct px_hot *h, const struct px_flow *f,
+					      __u32 family)
 {
 	if (family == 4) {
 		*px_ports(&h->addr) = f->src.word[3];
@@ -185,8 +186,8 @@ static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow 
 }
 
 /* Writes the name for a copy of a session; returns the change that it makes to a checksum. */
-static __noinline __u32 px_keep_name(struct px_hot *h, const struct px_flow *f,
-				     const struct px_session *s)
+static __noinline __u32 px_hot_store_name(struct px_hot *h, const struct px_flow *f,
+					  const struct px_session *s)
 {
 	struct px_addr *to = (void *)&h->to6[s->flags & PX_REVERSE ? 2 : 0];
 	struct px_name *name = px_client_name(f, s);
@@ -204,8 +205,8 @@ static __noinline __u32 px_keep_name(struct px_hot *h, const struct px_flow *f,
 }
 
 /* Not for a hairpin, which rewrites both addresses with one. */
-static __always_inline void px_keep_session(struct px_hot *h, const struct px_flow *f,
-					    const struct px_session *s)
+static __always_inline void px_hot_store_session(struct px_hot *h, const struct px_flow *f,
+						 const struct px_session *s)
 {
 	struct px_addr *to = (void *)&h->to6[s->flags & PX_REVERSE ? 0 : 2];
 	__u64 diff = 0;
@@ -217,7 +218,7 @@ static __always_inline void px_keep_session(struct px_hot *h, const struct px_fl
 	*to = s->addr;
 	h->flags = s->flags;
 	if (px_changes_both(s))
-		diff += px_keep_name(h, f, s);
+		diff += px_hot_store_name(h, f, s);
 	*px_ports(&h->to4) = *px_ports((void *)h->to6 + 12);
 	*px_ports((void *)&h->to4 + 4) = *px_ports((void *)h->to6 + 28);
 	h->addresses = kerb_fold(diff);
@@ -256,8 +257,8 @@ static __always_inline struct px_hot *px_hot_place(const struct px_flow *f, cons
 /* Stores a copy, unless other flows have both ways; returns whether it did. The map may reuse an
  * entry for another key while it is being copied: then the lookup fails afterwards, or returns
  * another one. */
-static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w,
-				  const struct px_session *s)
+static __noinline int px_hot_store(const struct px_flow *f, __u32 family, const struct px_warm *w,
+				   const struct px_session *s)
 {
 	struct px_hot *h = px_hot_place(f, w);
 
@@ -266,11 +267,11 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 	h->age = w->age;
 	h->tick = px_hot_tick(h->age, w->jiffies) - 1;
 	h->epoch = w->epoch;
-	px_keep_flow(h, f, family);
-	px_keep_session(h, f, s);
+	px_hot_store_flow(h, f, family);
+	px_hot_store_session(h, f, s);
 	/* a read barrier in its sequence counter: what is found now is not older than the epoch */
 	bpf_ktime_get_ns();
-	s = px_find(f);
+	s = px_session_lookup(f);
 	if (!s || !px_hot_same(h, s))
 		return 0;
 	h->tick = px_hot_tick(w->age, w->jiffies);
@@ -310,14 +311,14 @@ static __noinline int px_is_ambiguous(const struct px_flow *f, __u32 family,
 	if (f->proto != IPPROTO_UDP)
 		return 0;
 	px_answer_key(f, &answer);
-	s = px_find(&answer);
+	s = px_session_lookup(&answer);
 	if (s && s->flags & PX_REVERSE)
 		return 1;
 	h = px_hot_place(f, w);
 	if (h) {
 		h->age = PX_HOT_AGE(1);
 		h->epoch = w->epoch;
-		px_keep_flow(h, f, family);
+		px_hot_store_flow(h, f, family);
 		h->kind |= PX_HOT_DIRECT;
 		h->tick = px_hot_tick(h->age, w->jiffies);
 	}

@@ -85,7 +85,7 @@ func TestEpochsAreOrdered(t *testing.T) {
 				t.Errorf("%s: an epoch is counted without order: %v", function, in)
 			case in.IsBuiltinCall() && asm.BuiltinFunc(in.Constant) == asm.FnSpinLock:
 				locks += countedUnderLock(t, function, p.Instructions[i+1:])
-			case function == "px_keep_hot" && in.IsBuiltinCall() && asm.BuiltinFunc(in.Constant) == asm.FnKtimeGetNs:
+			case function == "px_hot_store" && in.IsBuiltinCall() && asm.BuiltinFunc(in.Constant) == asm.FnKtimeGetNs:
 				barriers += lookupsBehind(p.Instructions[i+1:])
 			}
 		}

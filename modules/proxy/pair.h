@@ -70,7 +70,7 @@ static __noinline int px_has_pair(const struct px_flow *f, const struct px_sessi
 	struct px_flow pair;
 
 	px_pair_key(f, s, &pair);
-	return !!px_find(&pair);
+	return !!px_session_lookup(&pair);
 }
 
 /* The other entry itself. local: see struct px_session. */
@@ -133,8 +133,8 @@ static __noinline int px_session_delete(struct px_work *w, const struct px_flow 
 	own = px_remove(f, !reverse);
 	if (counted && (reverse ? pair : own))
 		px_count_sessions(instance, -1);
-	px_changed(&w->pair);
-	px_changed(f);
+	px_epoch_advance(&w->pair);
+	px_epoch_advance(f);
 	return 0;
 }
 

@@ -56,7 +56,7 @@ static __always_inline int px_read_packet(struct kerb_pkt *pkt, struct px_work *
 		return PX_SPOOFED;
 	if (pkt->flags & KERB_F_FRAG_LATER) {
 		w->flow.sport = w->flow.dport = 0;
-		px_follow_first(pkt, w);
+		px_fragment_follow(pkt, w);
 		return PX_LATER;
 	}
 	kind = px_read_ports(pkt, pkt->l4, w);
@@ -86,7 +86,7 @@ static __always_inline int px_port_is_served(struct px_work *w, const struct px_
 
 /* PX_NAMED if the sender is an instance with a virtual address, on the interface that the packet
  * comes from. */
-static __always_inline __u8 px_name_for(const struct px_work *w)
+static __always_inline __u8 px_sender_is_named(const struct px_work *w)
 {
 	struct px_name *name =
 		source_instance ? px_name_of(&w->flow.src, w->flow.ifindex) : 0;
@@ -120,7 +120,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
 	v = px_vip_of_port(w, v);
-	amid = px_is_amid(w);
+	amid = px_is_midstream(w);
 	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
 		return PX_NO_SESSION;
 	px_choose(w, v);
@@ -130,7 +130,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 		px_target_port(w);
 	w->flags =
 		(v->flags & PX_VIP_PORTS && !(answers && w->tcp & KERB_TCP_ACK) ? PX_JUDGED : 0) |
-		(v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_name_for(w);
+		(v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_sender_is_named(w);
 	if (amid)
 		px_count(PX_COUNT_RECOVERED);
 	px_count(PX_COUNT_OPENED);
@@ -138,7 +138,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 }
 
 /* Sets the key of the other entry, w->pair, to the reversed rewritten packet. */
-static __noinline int px_turn_round(struct px_work *w)
+static __noinline int px_pair_reverse(struct px_work *w)
 {
 	struct px_session *s = &w->made;
 	struct px_name *name = px_client_name(&w->flow, s);
@@ -157,7 +157,7 @@ static __always_inline void px_translate(struct kerb_pkt *pkt, struct px_work *w
 	if (w->kind == PX_ERROR) {
 		px_pair_key(&w->flow, s, &w->pair);
 		if (px_is_named(s))
-			px_turn_round(w);
+			px_pair_reverse(w);
 		px_translate_error(pkt, w);
 	} else if (w->kind == PX_ECHO) {
 		px_translate_echo(pkt, s, px_is_echo_reply(w));
@@ -174,11 +174,11 @@ static __always_inline int px_forward(struct kerb_pkt *pkt, struct px_work *w, _
 	int verdict;
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
-		px_remember_first(pkt, w);
-	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
-							px_target(&s->local, s->other))
-				    : KERB_NEXT;
-	if (px_changes_both(s) && kerb_reread(w->kind) != PX_ERROR && px_rename(pkt, w))
+		px_fragment_remember(pkt, w);
+	verdict = hook == PX_EGRESS
+			  ? px_neigh_redirect(pkt, px_dst_mac(pkt), px_target(&s->local, s->other))
+			  : KERB_NEXT;
+	if (px_changes_both(s) && kerb_reread(w->kind) != PX_ERROR && px_translate_client(pkt, w))
 		return kerb_drop(pkt, KERB_DROP_STATE);
 	px_translate(pkt, w, s);
 	return verdict;
@@ -385,13 +385,13 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 			       : KERB_NEXT;
 	if (!px_session_is_settled(s, tcp) || (s->flags & PX_NAMED && !source_instance))
 		return -1;
-	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
+	if ((px_hot_store(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* creates it again, before the reply arrives */
 	if (px_changes_both(s))
 		return -1; /* until there is a copy */
-	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
-							px_target(&s->local, s->other))
-				    : KERB_NEXT;
+	verdict = hook == PX_EGRESS
+			  ? px_neigh_redirect(pkt, px_dst_mac(pkt), px_target(&s->local, s->other))
+			  : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
@@ -462,7 +462,7 @@ static __noinline int px_scratch_leave(void)
 
 /* Packets that could not be parsed completely are not translated, such as IPv6 with too many
  * extension headers, but other modules may read them. */
-static __noinline int px_check_odd(struct kerb_pkt *pkt)
+static __noinline int px_process_unparsed(struct kerb_pkt *pkt)
 {
 	struct px_flow flow;
 
@@ -478,7 +478,7 @@ static __always_inline int px_run(struct kerb_pkt *pkt, __u32 hook)
 	int verdict;
 
 	if (pkt->outcome)
-		return source_instance && hook == PX_EGRESS ? px_check_odd(pkt) : KERB_NEXT;
+		return source_instance && hook == PX_EGRESS ? px_process_unparsed(pkt) : KERB_NEXT;
 	if (kerb_preemptible && !px_scratch_enter())
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	verdict = px_process(pkt, hook);

@@ -35,14 +35,15 @@ enum px_step {
 
 /* Whether an existing entry with the key w->pair belongs to the session that is being created, or
  * to no session any more. */
-static __always_inline int px_stale(struct px_work *w, const struct px_session *there)
+static __always_inline int px_pair_is_stale(struct px_work *w, const struct px_session *there)
 {
 	struct px_flow forward;
 
 	if (!(there->flags & PX_REVERSE))
 		return 0;
 	px_pair_key(&w->pair, there, &forward);
-	return !__builtin_memcmp(&forward, &w->flow, sizeof(forward)) || !px_find(&forward);
+	return !__builtin_memcmp(&forward, &w->flow, sizeof(forward)) ||
+	       !px_session_lookup(&forward);
 }
 
 /* Whether the table sessions has another session with the key w->pair. */
@@ -52,10 +53,10 @@ static __always_inline int px_is_taken(struct px_work *w)
 
 	if (!there)
 		return 0;
-	if (!px_stale(w, there))
+	if (!px_pair_is_stale(w, there))
 		return 1;
 	bpf_map_delete_elem(&sessions, &w->pair);
-	px_changed(&w->pair);
+	px_epoch_advance(&w->pair);
 	return 0;
 }
 
@@ -76,9 +77,9 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 		if (rc != PX_EXIST)
 			return -1;
 		there = bpf_map_lookup_elem(&pending, &w->pair);
-		if (there && px_stale(w, there)) {
+		if (there && px_pair_is_stale(w, there)) {
 			rc = bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_ANY);
-			px_changed(&w->pair);
+			px_epoch_advance(&w->pair);
 			return rc ? -1 : 0;
 		}
 		/* its checksum covers the ports, and is too expensive to compute */
@@ -122,16 +123,16 @@ static __always_inline int px_may_open(struct px_work *w)
 
 /* UDP packets without a session have to be looked up again: those of a new session, w->flow and
  * w->pair, and the client's to the instance itself, whose replies are the same. */
-static __always_inline void px_udp_changed(struct px_work *w)
+static __always_inline void px_epoch_advance_udp(struct px_work *w)
 {
 	if (w->flow.proto != IPPROTO_UDP)
 		return;
-	px_changed(&w->flow);
-	px_changed(&w->pair);
+	px_epoch_advance(&w->flow);
+	px_epoch_advance(&w->pair);
 	w->other = w->pair;
 	px_flow_reverse(&w->other);
 	w->other.ifindex = w->flow.ifindex;
-	px_changed(&w->other);
+	px_epoch_advance(&w->other);
 }
 
 /* The client opens a connection: it has forgotten any previous one with the same ports. */
@@ -171,7 +172,7 @@ static __noinline int px_session_create(struct px_work *w)
 	if (px_put_reverse(w, px_pair_local(&w->flow, s)) ||
 	    bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
 		return PX_FULL;
-	px_udp_changed(w);
+	px_epoch_advance_udp(w);
 	px_count_sessions(w->instance, 1);
 	return PX_GO;
 }
@@ -224,7 +225,7 @@ static __always_inline __u8 px_next_state(const struct px_work *w, const struct 
 /* Moves an answered session, w->made and w->mirror, from pending to sessions: it is inserted there
  * before it is deleted here, so that packets always find one of them. Another CPU may do so at the
  * same time: then it is completed with a later packet. */
-static __noinline int px_promote(struct px_work *w)
+static __noinline int px_session_promote(struct px_work *w)
 {
 	__u32 client = w->made.flags & PX_REVERSE ? w->made.other : w->flow.ifindex;
 	struct px_share *share = px_share_of(client, w->now);
@@ -250,7 +251,7 @@ static __noinline int px_promote(struct px_work *w)
 
 /* Moves an ended session to pending, for its last packets. If its interface closes too many, it is
  * deleted immediately. */
-static __noinline int px_demote(struct px_work *w)
+static __noinline int px_session_demote(struct px_work *w)
 {
 	int reverse = w->made.flags & PX_REVERSE;
 	struct px_share *share = px_share_of(reverse ? w->made.other : w->flow.ifindex, w->now);
@@ -274,16 +275,16 @@ static __always_inline void px_session_insert(struct px_work *w)
 
 	if (state & PX_CLOSED) {
 		if (w->kept)
-			px_demote(w);
+			px_session_demote(w);
 	} else if (state & PX_ANSWERED && !w->kept) {
-		px_promote(w);
+		px_session_promote(w);
 	}
 }
 
 /* Writes the state of a session to its entry. Returns whether it exists. */
 static __noinline int px_session_write(const struct px_flow *f, const struct px_session *from)
 {
-	struct px_session *s = px_find(f);
+	struct px_session *s = px_session_lookup(f);
 
 	if (!s)
 		return 0;
@@ -297,7 +298,7 @@ static __noinline int px_session_write(const struct px_flow *f, const struct px_
 /* Returns the state in the other entry, which may be missing because the LRU has evicted it. */
 static __always_inline __u8 px_pair_state(struct px_work *w)
 {
-	struct px_session *pair = px_find(&w->pair);
+	struct px_session *pair = px_session_lookup(&w->pair);
 
 	if (!pair)
 		return 0;
@@ -311,7 +312,7 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
  * instance has moved since, the next packet detects it. */
 static __noinline int px_unname_mirror(struct px_work *w)
 {
-	const struct px_session *s = &w->made, *pair = px_find(&w->pair);
+	const struct px_session *s = &w->made, *pair = px_session_lookup(&w->pair);
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &s->instance);
 
 	if (pair)
@@ -352,7 +353,7 @@ static __always_inline void px_session_update(struct px_work *w)
 			bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
 		else
 			bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
-		px_changed(&w->pair);
+		px_epoch_advance(&w->pair);
 	}
 	px_session_insert(w);
 	if (s->flags & PX_STICKY && state & ~w->was & PX_ANSWERED)
@@ -447,7 +448,7 @@ static __noinline int px_direct_begin(struct px_work *w)
 	struct px_session *there;
 
 	px_answer_key(&w->flow, &w->other);
-	there = px_find(&w->other);
+	there = px_session_lookup(&w->other);
 	if (!there || !(there->flags & PX_REVERSE))
 		return PX_PASS;
 	if (there->state & PX_CLOSED) {

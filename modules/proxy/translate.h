@@ -114,7 +114,7 @@ static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 
 }
 
 /* Replaces the client's address by its virtual one, or the other way round. */
-static __noinline int px_rename(struct kerb_pkt *pkt, struct px_work *w)
+static __noinline int px_translate_client(struct kerb_pkt *pkt, struct px_work *w)
 {
 	struct px_name *name = px_client_name(&w->flow, &w->made);
 	int reverse = w->made.flags & PX_REVERSE;

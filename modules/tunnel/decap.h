@@ -67,7 +67,7 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
  * (CHECKSUM_PARTIAL). The kernel would apply that state to the inner packet. It ends when bytes
  * after the start of the sum are removed by a second call; they are inserted again. */
 #define TUN_TAKEN 10
-static __noinline int tun_end_partial(struct kerb_pkt *pkt)
+static __noinline int tun_partial_clear(struct kerb_pkt *pkt)
 {
 	__u8 head[2 * TUN_TAKEN];
 	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
@@ -101,7 +101,7 @@ static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type, __sum16 sum
 				    pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
 	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
 	if (mode == TUN_MODE_OAKESTRA && !rc && sum)
-		rc = tun_end_partial(pkt);
+		rc = tun_partial_clear(pkt);
 	if (rc ||
 	    kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &wire, sizeof(wire)))
 		return -EINVAL;
@@ -123,7 +123,7 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f,
 					    const struct tun_arrival *a, __u32 at)
 {
-	struct tun_keys *k = tun_find_keys(at, f->half);
+	struct tun_keys *k = tun_keys_lookup(at, f->half);
 	const struct tun_key *key = k ? tun_receive_key(pkt, k, &a->header) : 0;
 
 	if (!key)
@@ -154,7 +154,7 @@ static __always_inline int tun_set_ecn(struct kerb_pkt *pkt, __u8 ecn)
 }
 
 /* RFC 6040, 4.2: congestion on the path is passed to the inner packet, which must support it. */
-static __always_inline int tun_ecn(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
+static __always_inline int tun_ecn_decap(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
 {
 	outer &= TUN_ECN;
 	inner &= TUN_ECN;
@@ -194,7 +194,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 
 	if (!tun_read(pkt, &f))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
-	name = tun_sender(&f.src);
+	name = tun_sender_lookup(&f.src);
 	at = name ? name->node : tun_node_of(&f.src, f.half);
 	if (!at)
 		return tun_ask(pkt, &f, &a->from, a->tos, &a->to, a->port);
@@ -213,9 +213,9 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	to = bpf_map_lookup_elem(&hosts, &f.dst);
 	if (!to || to->node || !to->ifindex)
 		return kerb_drop(pkt, TUN_DROP_NOT_LOCAL);
-	if (tun_ecn(pkt, a->tos, f.tos))
+	if (tun_ecn_decap(pkt, a->tos, f.tos))
 		return kerb_drop(pkt, TUN_DROP_BAD_ECN);
-	if (n->mtu && tun_clamp(pkt, tun_mtu(n)))
+	if (n->mtu && tun_mss_clamp(pkt, tun_mtu(n)))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	if (name && !name->used)
 		name->used = 1;

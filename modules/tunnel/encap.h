@@ -148,7 +148,7 @@ static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *
 	f->header.network = bpf_htons(tun_network(f->half));
 	if (!keyed)
 		return 1;
-	k = tun_find_keys(at, f->half);
+	k = tun_keys_lookup(at, f->half);
 	if (!k || !k->id[0])
 		return 0;
 	f->header.version_flags |= TUN_F_MAC | (k->bound & 1 ? TUN_F_BOUND : 0);
@@ -183,7 +183,7 @@ static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_n
 
 static __always_inline __u32 tun_node_of(const struct in6_addr *addr, __u32 half)
 {
-	struct tun_end *end = tun_find(addr, half);
+	struct tun_end *end = tun_address_lookup(addr, half);
 
 	return end ? end->node : 0;
 }
@@ -202,7 +202,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	if (pkt->vlan || pkt->l3 != ETH_HLEN || !tun_read(pkt, &f))
 		return KERB_NEXT;
 	f.half = kerb_tunables_half();
-	to = tun_find(&f.dst, f.half);
+	to = tun_address_lookup(&f.dst, f.half);
 	if (!to || !to->node)
 		return KERB_NEXT;
 	at = to->node;
@@ -227,7 +227,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 			       ? KERB_REPLY
 			       : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
-	if (tun_clamp(pkt, mtu))
+	if (tun_mss_clamp(pkt, mtu))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	return tun_transmit(pkt, n, s, at, &f);
 }

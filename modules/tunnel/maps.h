@@ -211,14 +211,14 @@ struct tun_stranger {
 KERB_EVENTS(strangers, 1 << 18);
 
 /* The keys of the node at an index. */
-static __always_inline struct tun_keys *tun_find_keys(__u32 at, __u32 half)
+static __always_inline struct tun_keys *tun_keys_lookup(__u32 at, __u32 half)
 {
 	at += half * TUN_NODES;
 	return bpf_map_lookup_elem(&keys, &at);
 }
 
 /* The exact address, otherwise the longest prefix; NULL if it belongs to no known node. */
-static __always_inline struct tun_end *tun_find(const struct in6_addr *addr, __u32 half)
+static __always_inline struct tun_end *tun_address_lookup(const struct in6_addr *addr, __u32 half)
 {
 	struct tun_end *end = bpf_map_lookup_elem(&hosts, addr);
 	struct tun_prefix key = {.bits = 32 + 128, .half = half, .addr = *addr};

@@ -8,15 +8,15 @@
 #include "header.h"
 
 /* The instance on another node that sent a packet, or NULL. */
-static __always_inline struct tun_name *tun_sender(const struct in6_addr *src)
+static __always_inline struct tun_name *tun_sender_lookup(const struct in6_addr *src)
 {
 	return mode == TUN_MODE_OAKESTRA ? bpf_map_lookup_elem(&names, src) : 0;
 }
 
 /* Whether a node has recently sent so many packets to the control plane, from this source or from
  * all, that further ones are not passed. */
-static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u32 window,
-					   __u32 most)
+static __always_inline int tun_hold_is_limited(const struct tun_sender_key *key, __u32 window,
+					       __u32 most)
 {
 	struct tun_held *held = bpf_map_lookup_elem(&senders, key);
 
@@ -24,8 +24,8 @@ static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u
 }
 
 /* Counts a packet. Returns whether it exceeds the limit. */
-static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32 window,
-					 __u32 most)
+static __always_inline int tun_hold_count(const struct tun_sender_key *key, __u32 window,
+					  __u32 most)
 {
 	struct tun_held *held = bpf_map_lookup_elem(&senders, key);
 	struct tun_held fresh = {.window = window, .packets = 1};
@@ -89,9 +89,9 @@ static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key
 	struct tun_sender_key node = {.from = key->from};
 	__u64 len = pkt->len;
 
-	if (tun_held_enough(&node, window, TUN_HELD_NODE) ||
-	    tun_held_more(key, window, TUN_HELD_SOURCE) ||
-	    tun_held_more(&node, window, TUN_HELD_NODE))
+	if (tun_hold_is_limited(&node, window, TUN_HELD_NODE) ||
+	    tun_hold_count(key, window, TUN_HELD_SOURCE) ||
+	    tun_hold_count(&node, window, TUN_HELD_NODE))
 		return -1;
 	if (kerb_ctx_field(pkt->ctx, gso_size))
 		return tun_send_source(key);

@@ -36,7 +36,7 @@ static __always_inline __u32 tun_mtu(const struct tun_node *n)
 
 /* Lowers the maximum segment size in a SYN (RFC 9293, 3.7.1) to fit mtu. Malformed options end the
  * search. */
-static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
+static __noinline int tun_mss_clamp(struct kerb_pkt *pkt, __u32 mtu)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
 	__u32 most = mtu - TUN_TCP_LEN -
