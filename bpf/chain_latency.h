@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Latency of modules. Of each 4,096 packets on a CPU two run in a timed copy of the chain, which
  * the program of the chain tail-calls: the first warms up the CPU's caches, as the copy runs
- * seldom, and the second is measured. Without a copy the tail call does nothing. Both packets are
+ * rarely, and the second is measured. Without a copy the tail call does nothing. Both packets are
  * counted before the tail call, so the copy does not count them again; everything else it does as
  * the chain does. */
 #ifndef KERB_CHAIN_LATENCY_H

@@ -32,7 +32,7 @@ import (
 // Options of a receiver. The zero value is a good choice.
 type Options struct {
 	Wait Wait
-	// Reach: packets that come more seldom than this on the average, and not regularly, are slept for. 0 is 1 ms.
+	// Reach: packets that come less often than this on average, and not regularly, are slept for. 0 is 1 ms.
 	Reach time.Duration
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
@@ -248,7 +248,7 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	return nil
 }
 
-// Receive gives back the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not
+// Receive releases the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not
 // at all, negative waits indefinitely. Packets that are kept longer than the class's watchdog count as unread: later
 // ones that would be stolen pass, until these are released. A new configuration of the module, or a restart of Kerb, is
 // gone along with.

@@ -357,7 +357,7 @@ func (p *moduleServer) serveDrop(_ context.Context, req MapSetRequest) (any, err
 	if running {
 		return nil, fmt.Errorf("map set %s is running", req.MapSet)
 	}
-	// else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
+	// otherwise retire closes it: a descriptor that is closed during a request may belong to another map by then
 	if !retired {
 		p.inbox.drop(req.MapSet)
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns,
-// and when they have been idle for so long that the accelerator lets go of what it can. And how long each takes to
+// and when they have been idle for so long that the accelerator releases what it can. And how long each takes to
 // open, and all tables.
 func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	if err := s.accelerate(map[string]any{"idle": 10}); err != nil {

@@ -3,7 +3,7 @@
 // Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
 // inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published
 // windows: their accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, by packets
-// that count in it (kernel) and with a look-up of each source (kernel-lookup), against three system calls per source
+// that count in it (kernel) and with a lookup of each source (kernel-lookup), against three system calls per source
 // (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the
 // kernel, in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/*
 // have the model asked for each frame, change/* replace it while frames flow. size/* are frames of a size without a

@@ -109,7 +109,7 @@ static inline void xsk_open(const char *device, int map)
 	open_umem();
 	open_rings();
 	for (int tries = 0; bind(fd, (void *)&at, sizeof(at)); tries++) {
-		/* the kernel takes its time to let go of one before */
+		/* the kernel takes its time to release the previous socket */
 		if (errno != EBUSY || tries == 1000)
 			die("bind");
 		usleep(1000);

@@ -207,7 +207,7 @@ func TestSocketTellsLosses(t *testing.T) {
 	}
 }
 
-// A receiver that follows right behind another has a socket that wakes it, too, which the kernel lets go of a moment
+// A receiver that follows right behind another has a socket that wakes it, too, which the kernel releases a moment
 // late.
 func TestNextReceiverIsWokenBySocket(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {

@@ -30,7 +30,7 @@ func TestMemoryReadings(t *testing.T) {
 }
 
 // The references hold what they say, one program or four for each service, and
-// let go of it.
+// release it.
 func TestReferences(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

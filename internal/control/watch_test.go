@@ -84,7 +84,7 @@ func TestLogFlood(t *testing.T) {
 
 // What a process has started counts as its memory, and a process that uses too much is ended.
 func TestMemory(t *testing.T) {
-	debug.FreeOSMemory() // what the runtime gives back later would hide the child's
+	debug.FreeOSMemory() // what the runtime returns later would hide the child's
 	own := resident(family(os.Getpid()))
 	child := exec.Command("/proc/self/exe", "-test.run", "TestHelperAllocates", "-test.v")
 	child.Env = append(os.Environ(), "CONTROL_ALLOCATES=64")

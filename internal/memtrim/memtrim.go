@@ -16,7 +16,7 @@ import (
 const (
 	interval  = 2 * time.Second // between two reads of the allocation counter
 	idleBytes = 1 << 20         // allocated in an interval: below that the process is idle; a change allocates more
-	minSpare  = 2 << 20         // free or garbage: below that a trim gives back less than its collections cost
+	minSpare  = 2 << 20         // free or garbage: below that a trim returns less than its collections cost
 	busyFor   = 2               // intervals after Busy, even if the process never stops allocating: queries do that
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 	halvings  = 3               // collections then: each halves the stacks of which less than a fourth is in use

@@ -49,7 +49,7 @@ type Observer struct {
 
 	mu      sync.Mutex
 	found   map[string]time.Time // services that the watcher does not know yet, and when they were looked up
-	ahead   map[string]ahead     // see LookAhead
+	ahead   map[string]ahead     // see Prefetch
 	looking int                  // lookups ahead that run
 }
 

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkttest"
 )
 
-// foreignObject compiles programs that know nothing of Kerb.
+// foreignObject compiles programs that were not made for Kerb.
 func foreignObject(t *testing.T) []byte {
 	t.Helper()
 	object := filepath.Join(t.TempDir(), "foreign.o")

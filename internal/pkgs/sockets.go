@@ -16,7 +16,7 @@ import (
 const (
 	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
-	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be let go of
+	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be released
 	EntryAge      = "age"      // SEC("syscall"), finds sockets that are idle
 	EntryGuard    = "guard"    // SEC("lsm/file_permission"), of built-in packages; runs where the kernel has BPF as LSM
 )
@@ -101,7 +101,7 @@ func SocketMap(spec *ebpf.CollectionSpec) (string, bool) {
 	return found, found != ""
 }
 
-// checkDrain checks the maps by which a module on sockets lets go of connections before it is replaced: a map that
+// checkDrain checks the maps by which a module on sockets releases connections before it is replaced: a map that
 // holds sockets keeps their program, and their bytes.
 func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 	sockets, ok := SocketMap(spec)

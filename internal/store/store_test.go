@@ -209,7 +209,7 @@ func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
 	}
 }
 
-// TestRandomDamage must neither panic nor hang, and what it gives back must be what was stored, or nothing.
+// TestRandomDamage must neither panic nor hang, and what it returns must be what was stored, or nothing.
 func TestRandomDamage(t *testing.T) {
 	original := readFile(t, filled(t))
 	want := desired(100)

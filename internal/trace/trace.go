@@ -67,7 +67,7 @@ type openPacket struct {
 func (r *Reader) Run(ctx context.Context) error {
 	const pause, betweenLosses = 100 * time.Millisecond, time.Second
 	r.boot, r.open, r.journeys = bootTime(), map[uint16]*openPacket{}, map[uint64]*journey{}
-	told := time.Now()
+	reported := time.Now()
 	for ctx.Err() == nil && !r.full() {
 		now := time.Now()
 		e, err := r.Source.Read(now.Add(pause))
@@ -77,8 +77,8 @@ func (r *Reader) Run(ctx context.Context) error {
 			err = r.take(e)
 		}
 		err = errors.Join(err, r.arrive(now))
-		if now.Sub(told) > betweenLosses {
-			told, err = now, errors.Join(err, r.showLost())
+		if now.Sub(reported) > betweenLosses {
+			reported, err = now, errors.Join(err, r.showLost())
 		}
 		if err != nil {
 			return err

@@ -39,7 +39,7 @@ enum kerb_wait {
 
 struct kerb_intercept_options {
 	enum kerb_wait wait;
-	/* Adaptive: packets that come more seldom than this on the average, and not regularly, are
+	/* Adaptive: packets that come less often than this on average, and not regularly, are
 	 * slept for. 0: 1 ms. */
 	uint64_t reach;
 	/* Adaptive: if not 0, packets may wait this long to be taken together, which takes the
@@ -121,7 +121,7 @@ int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring,
 
 void kerb_intercept_close(struct kerb_intercept *k);
 
-/* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most
+/* kerb_intercept_receive releases the packets of the last call and waits for new ones: at most
  * max, at most timeout ns (0: not at all, negative: indefinitely). The number of packets; 0 after
  * the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another program has taken the class
  * over. Packets that are kept longer than the class's watchdog count as unread: later ones that

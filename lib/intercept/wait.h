@@ -10,7 +10,7 @@
  * woken so that it runs by then,
  *    as timers are late and packets early; it sleeps until that time, or until the packet comes,
  * and spins for it only then;
- *  - spins through where packets come too fast or too irregularly for that, but no more seldom than
+ *  - spins through where packets come too fast or too irregularly for that, but not less often than
  * `reach`; and sleeps for
  *    good when they stop;
  *  - rests by itself, shortly and often, as much as makes others leave its CPU alone: behind a

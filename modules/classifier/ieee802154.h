@@ -111,7 +111,7 @@ static __always_inline __u64 cls_short_id(__u16 addr)
 	return bpf_cpu_to_be64(0x000000fffe000000ULL | addr);
 }
 
-/* The same of an EUI-64: the universal bit turned round (RFC 4291, appendix A). */
+/* The same of an EUI-64: the universal bit inverted (RFC 4291, appendix A). */
 static __always_inline __u64 cls_long_id(__u64 eui)
 {
 	return eui ^ bpf_cpu_to_be64(2ULL << 56);

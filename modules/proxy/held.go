@@ -86,7 +86,7 @@ func elements(l *list.List) iter.Seq[*list.Element] {
 	}
 }
 
-// drop lets go of a packet, and returns its address.
+// drop discards a packet, and returns its address.
 func (h *held) drop(e *list.Element) netip.Addr {
 	p := h.all.Remove(e).(*heldPacket)
 	h.size -= len(p.frame)

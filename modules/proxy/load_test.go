@@ -91,7 +91,7 @@ func TestEpochsAreOrdered(t *testing.T) {
 		}
 	}
 	if locks == 0 || barriers == 0 {
-		t.Errorf("%d epochs counted under their lock, %d look-ups behind a barrier", locks, barriers)
+		t.Errorf("%d epochs counted under their lock, %d lookups behind a barrier", locks, barriers)
 	}
 }
 

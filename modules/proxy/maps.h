@@ -204,9 +204,9 @@ struct px_flow {
  *	hairpin:	source := the old destination, destination := addr, both ways
  *	named:		also the client's address to the virtual one of it and back, but for answers
  *			from other nodes, where that has happened
- * The key of the other entry is the changed packet turned round, as met on interface other: on
- * ingress if this entry is the forward one of a PX_FAR session, else on egress. If a PX_FAR session
- * is named, its answers come from the virtual address of the instance to the client's own one. */
+ * The key of the other entry is the reversed rewritten packet, as seen on interface other: on
+ * ingress if this entry is the forward one of a PX_FAR session, otherwise on egress. If a PX_FAR
+ * session is named, its replies go from the instance's virtual address to the client's own. */
 struct px_session {
 	__u64 seen;	     /* when last used, by either side; accurate to PX_TICK */
 	__u64 opened;	     /* forward: time of the SYN, 0 once its reply was timed */

@@ -384,7 +384,7 @@ func (w *running) correct(before reading) {
 	}
 }
 
-// free gives back what is gone and no session refers to.
+// free releases removed items that no session refers to.
 func (w *running) free(now time.Time) error {
 	defer w.syncNames() // before an index is another instance's
 	for _, t := range w.targets {

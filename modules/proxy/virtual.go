@@ -396,7 +396,7 @@ func (w *running) dropVirtual(v *virtual, now time.Time) error {
 	return nil
 }
 
-// releaseRun gives back what an entry of the map referred to.
+// releaseRun releases the run that an entry of the map referred to.
 func (w *running) releaseRun(v *virtual, now time.Time) {
 	if v.digest != 0 {
 		w.slots.release(v.value.First, now)

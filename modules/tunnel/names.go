@@ -62,7 +62,7 @@ func (t *tunnel) syncNames(want map[address]name) error {
 const (
 	askAgain   = 10 * time.Second // after which an unknown source is looked up again
 	idleFor    = 5 * time.Minute  // after which a sender is forgotten
-	forgetEach = time.Second      // how often look-ups that have expired are searched for
+	forgetEach = time.Second      // how often expired lookups are searched for
 	maxAsked   = 4096
 	maxAskedBy = 64 // for packets from one outer address: inner sources can be made up at will
 	// how long a lookup counts whose source turns out to be of another node: about as long as the proxy keeps what was

@@ -157,7 +157,7 @@ func TestRolesAndUnload(t *testing.T) {
 	}
 }
 
-// Another process, which knows nothing of the first one's slots, continues with the same maps.
+// Another process, which does not know the first one's slots, continues with the same maps.
 func TestSlotsOutliveTheirProcess(t *testing.T) {
 	k := newKernel(t)
 	k.load(pack(t, checking(3), names(1)))

@@ -181,7 +181,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 			n.apply(accelerator("*"))
 		case 2:
 			n.must("module", "delete", "accel")
-			n.Kill() // while it lets go of its sockets
+			n.Kill() // while it releases its sockets
 			n.start()
 			n.gone("accel")
 			n.apply(accelerator("*"))
@@ -245,7 +245,7 @@ func TestSocketsPurge(t *testing.T) {
 	}
 }
 
-// Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is notified of.
+// Two agents on one cgroup do not disturb each other, and an unusable cgroup is reported.
 func TestSocketsOfTwoAgents(t *testing.T) {
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))

@@ -48,7 +48,21 @@ var wordings = []wording{
 	phrase(`once more`, "again"),
 	phrase(`comes? along`, "moves, is passed"),
 	phrase(`behind which`, "followed by"),
+	phrase(`let(s|ting)? go of`, "releases, closes, discards, frees"),
+	phrase(`look-ups?`, "lookup"),
+	phrase(`(gives?|gave|giving) back`, "returns, releases, frees"),
+	phrase(`at any rate`, "in any case, always"),
+	phrase(`in the manner of`, "as, like"),
+	phrase(`turn(s|ed)? round`, "reversed, swapped"),
+	phrase(`seldom`, "rarely, less often"),
+	phrase(`knows? nothing of`, "does not know"),
+	phrase(`beginners?`, "initiator"),
+	phrase(`henceforth|thereof|hereby|whereof|afresh`, "from now on, of it, again"),
+	phrase(`(none|no) of (its|their) business`, "not visible to it, not its task"),
 }
+
+// identifiers are names in Go and C for which the field has better terms.
+var identifiers = regexp.MustCompile(`(?i)^(.*(nobody.+|somebody|whoever|enliven|lookaround|lookahead|ifthere)|.+(beside|anew))$`)
 
 // Comments, texts and documents use the terms of the field (docs/glossary.md).
 func TestLanguage(t *testing.T) {
@@ -65,6 +79,34 @@ func TestLanguage(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Names use the terms of the field, too. Tests are exempt: they may call a fake by what it does.
+func TestLanguageOfNames(t *testing.T) {
+	for _, suffix := range []string{".go", ".c", ".h"} {
+		for _, file := range files(t, suffix) {
+			if strings.Contains(file, "_test.") || strings.Contains(file, "testdata/") {
+				continue
+			}
+			for name := range identifiersOf(read(t, file)) {
+				if identifiers.MatchString(name) {
+					t.Errorf("%s: the name %s is not a term of the field (docs/glossary.md)", file, name)
+				}
+			}
+		}
+	}
+}
+
+var literals = regexp.MustCompile("(?s)`[^`]*`" + `|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'|` + comments.String())
+var identifier = regexp.MustCompile(`[A-Za-z_]\w*`)
+
+// identifiersOf returns the identifiers and keywords of Go or C source.
+func identifiersOf(text string) map[string]bool {
+	out := map[string]bool{}
+	for _, name := range identifier.FindAllString(literals.ReplaceAllString(text, " "), -1) {
+		out[name] = true
+	}
+	return out
 }
 
 // unixUser is a name, not a wording.

@@ -28,7 +28,7 @@ type Port struct {
 var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort},
 	{"udp", path.TripPort}}
 
-// NFTables are the rules of kube-proxy's nftables mode: one map look-up finds the service by its virtual address, a
+// NFTables are the rules of kube-proxy's nftables mode: one map lookup finds the service by its virtual address, a
 // chain of its own the endpoint, which is the server.
 func NFTables(virtual, server netip.Addr, ports []Port) string {
 	family, word := "ip", "ipv4_addr"

@@ -70,7 +70,7 @@ func (p *Path) timeline(ctx context.Context, phase time.Duration) (t timeline, e
 	wait := func() error { return nil }
 	var tables int64
 	for i := range len(phaseNames) * samplesPerPhase {
-		if i%samplesPerPhase == 0 { // seldom: a request makes the agent measure all maps
+		if i%samplesPerPhase == 0 { // rarely: a request makes the agent measure all maps
 			if tables, err = p.usage().Tables(); err != nil {
 				return t, errors.Join(err, wait())
 			}

@@ -63,8 +63,8 @@ static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 
  *		return KERB_NEXT;	never: for the verifier
  *
  * A config map with values that change so is twice as large as needed; its control plane fills the
- * half that packets do not read (sdk.Maps.FreeHalf). The verifier knows nothing of what is read:
- * bound an index. The layout is known to internal/dataplane/tunables.go. */
+ * half that packets do not read (sdk.Maps.FreeHalf). The verifier does not know values that are
+ * read: bound an index. The layout is known to internal/dataplane/tunables.go. */
 #define KERB_TUNABLES(values_type)                                                                 \
 	struct kerb_tunables_map {                                                                 \
 		__u64 half;                                                                        \

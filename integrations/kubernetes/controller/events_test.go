@@ -214,7 +214,7 @@ func TestEventsOfFormerLeader(t *testing.T) {
 	turn("the other one has ended", true, true, 2)
 	r.record(change{m, nil})
 	e.waits(leaseTime)
-	held(nobodyHolds)
+	held(noHolder)
 	turn("another one has had it, and given it back", true, true, 4)
 	r.record(change{m, nil})
 	e.waits(leaseTime)

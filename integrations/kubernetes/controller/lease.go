@@ -19,11 +19,11 @@ const (
 )
 
 const (
-	leaseName   = "kerb-kube-controller"
-	leasesPath  = "/apis/coordination.k8s.io/v1/namespaces/kerb-system/leases"
-	leasePath   = leasesPath + "/" + leaseName
-	microTime   = "2006-01-02T15:04:05.000000Z"
-	nobodyHolds = ""
+	leaseName  = "kerb-kube-controller"
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/kerb-system/leases"
+	leasePath  = leasesPath + "/" + leaseName
+	microTime  = "2006-01-02T15:04:05.000000Z"
+	noHolder   = ""
 )
 
 // lease is coordination.k8s.io/v1 Lease.
@@ -74,7 +74,7 @@ func (e *elector) try(ctx context.Context) error {
 		return err
 	}
 	e.other = e.other || l.Spec.Holder != e.identity // one that gave it back has held it, too
-	if l.Spec.Holder != e.identity && l.Spec.Holder != nobodyHolds {
+	if l.Spec.Holder != e.identity && l.Spec.Holder != noHolder {
 		if l.Metadata.ResourceVersion != e.version {
 			e.version, e.seen = l.Metadata.ResourceVersion, began
 		}
@@ -100,7 +100,7 @@ func (e *elector) took(err error, began time.Time) error {
 func (e *elector) release(ctx context.Context) {
 	var l lease
 	if e.client.Get(ctx, leasePath, &l) == nil && l.Spec.Holder == e.identity {
-		_ = e.write(ctx, l.Metadata.ResourceVersion, nobodyHolds) // otherwise it ends by itself
+		_ = e.write(ctx, l.Metadata.ResourceVersion, noHolder) // otherwise it ends by itself
 	}
 	e.until = time.Time{}
 }

@@ -326,7 +326,7 @@ func (s *syncer) private(v view) (n int) {
 }
 
 // list asks the agent which packages it has: after each pull, every minute while a module is not applied, and otherwise
-// seldom. An operator may pull and remove packages, and keys.
+// rarely. An operator may pull and remove packages, and keys.
 func (s *syncer) list(ctx context.Context, v view) error {
 	pulled, every := s.puller.count(), listEvery
 	if len(s.refused) > 0 {

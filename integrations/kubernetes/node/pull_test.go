@@ -260,7 +260,7 @@ func TestPullsTakeTurns(t *testing.T) {
 	}
 }
 
-// The agent lists its packages, all of which it then reads, when one was pulled, and seldom otherwise. What it has
+// The agent lists its packages, all of which it then reads, when one was pulled, and rarely otherwise. What it has
 // removed is not removed again.
 func TestListsAreSeldom(t *testing.T) {
 	a, s := withStore(t)

@@ -22,7 +22,7 @@ import (
 // proxy is the package whose modules serve virtual services.
 const proxy = "proxy"
 
-// Times of what is seldom needed.
+// Intervals of rare work.
 const (
 	relistEvery = 10 * time.Minute // Services that had no room, at most
 	maxZoneGap  = time.Hour        // reading of the Node

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package classbench generates rule sets for tests and benchmarks of packet filters, in the manner of ClassBench
+// Package classbench generates rule sets for tests and benchmarks of packet filters, in the style of ClassBench
 // (Taylor and Turner, 2007): acl has specific destinations and few wildcards, ipc mixes all forms, fw has wildcard
 // sources or destinations and port ranges on both sides. The distributions follow the published seeds; sets are
 // reproducible.

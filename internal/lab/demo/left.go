@@ -61,7 +61,7 @@ func programOf(pinned io.Closer) (ebpf.ProgramID, error) {
 	return 0, nil
 }
 
-// programsLeft looks for the programs that ran. The kernel lets go of them a moment after their last user.
+// programsLeft looks for the programs that ran. The kernel releases them a moment after their last user.
 func (d *demo) programsLeft() []string {
 	var left []string
 	for range 300 {

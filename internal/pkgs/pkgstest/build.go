@@ -24,7 +24,7 @@ func Build(source string) (*pkgs.Package, error) {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
-	own, err := copyBeside(dir, source)
+	own, err := copyNextTo(dir, source)
 	if err != nil {
 		return nil, err
 	}
@@ -35,9 +35,9 @@ func Build(source string) (*pkgs.Package, error) {
 	return pkgs.Open(own)
 }
 
-// copyBeside copies the directory source into dir, with links to its neighbours: one package may include headers of
+// copyNextTo copies the directory source into dir, with links to its neighbours: one package may include headers of
 // another.
-func copyBeside(dir, source string) (string, error) {
+func copyNextTo(dir, source string) (string, error) {
 	here, err := filepath.Abs(source)
 	if err != nil {
 		return "", err

@@ -488,7 +488,7 @@ static void equip(struct talk *t)
 	t->wanted = malloc(CHUNK);
 }
 
-/* shed gives back what only a conversation needs. */
+/* shed releases what only a conversation needs. */
 static void shed(struct talk *t)
 {
 	if (t->file > 0)

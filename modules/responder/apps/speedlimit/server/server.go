@@ -145,14 +145,14 @@ func (s *Server) learn(ctx context.Context, state speedlimit.State, again bool) 
 	s.ahead = 0
 	s.mu.Unlock()
 	if ahead != 0 {
-		told := s.module.add(ctx, ahead)
-		if told == nil {
+		latest := s.module.add(ctx, ahead)
+		if latest == nil {
 			s.mu.Lock()
 			s.ahead += ahead
 			s.mu.Unlock()
 			return
 		}
-		state, older = *told, false
+		state, older = *latest, false
 	}
 	if older {
 		return
