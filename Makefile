@@ -300,7 +300,7 @@ test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, again
 # What the test cluster runs, besides etcd and the API server.
 KUBE_BIN := out/cluster/bin
 CONTAINERD := github.com/containerd/containerd/v2
-CONTAINERD_VERSION = $(shell awk '$$2 == "$(CONTAINERD)" || $$1 == "$(CONTAINERD)" { print $$NF }' test/containerd/go.mod)
+CONTAINERD_VERSION = $(shell awk '$$2 == "$(CONTAINERD)" || $$1 == "$(CONTAINERD)" { sub(/ *\/\/.*/, ""); print $$NF }' test/containerd/go.mod)
 kube-setup:
 	@scripts/setup cluster
 
@@ -313,16 +313,18 @@ kube-programs: kube-setup bpf kube-api
 	cd test/containerd && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X $(CONTAINERD)/version.Version=$(CONTAINERD_VERSION)' \
 	  -o $(CURDIR)/$(KUBE_BIN)/containerd2/ $(addprefix $(CONTAINERD)/cmd/,containerd containerd-shim-runc-v2 ctr)
 	for program in kerb kerb-cni kerb-kube-node kerb-nri; do scripts/build $(KUBE_BIN)/$$program $$program || exit 1; done
+	$(if $(KUBELET),scripts/kube-module $(KUBELET) && cd out/kube-$(KUBELET) && GOFLAGS=-mod=mod go build $(subst $(KUBE_VERSION),$(KUBELET),$(KUBE_FLAGS)) \
+	  -o $(CURDIR)/$(KUBE_BIN)/kube-$(KUBELET) ./cluster)
 
 kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb on its nodes, one or NODES=3; test/cluster/cluster kubectl get pods
-	$(SUDO) env LAYOUT=$(LAYOUT) test/cluster/cluster up $(NODES)
+	$(SUDO) env LAYOUT=$(LAYOUT) KUBELET=$(KUBELET) test/cluster/cluster up $(NODES)
 
 kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 	$(SUDO) test/cluster/cluster down
 
-test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, the chart and its upgrade; NODES=, PODS=200, AUTONOMY=10m, LAYOUT=, RUN=, KEEP=1
+test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, the chart and its upgrade; NODES=, PODS=200, AUTONOMY=10m, LAYOUT=, KUBELET=v1.34.4, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
-	  AUTONOMY=$(AUTONOMY) LAYOUT=$(LAYOUT) \
+	  AUTONOMY=$(AUTONOMY) LAYOUT=$(LAYOUT) KUBELET=$(KUBELET) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
 
 # Kubernetes' own tests, what their pods run, and the name server.

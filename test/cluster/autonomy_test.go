@@ -29,7 +29,7 @@ func (c cluster) away() time.Duration {
 // pod whose sandbox has ended gets another one, denied from its first packet. Then the API server finds all as it was.
 func (c cluster) testAutonomy() {
 	c.reset()
-	all := c.start(3)
+	all := c.start(c.number("PODS", 3))
 	flow := c.flow("n1")
 	c.saved(all)
 	c.do("api", "stop")
