@@ -14,36 +14,36 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// cache keeps what resolvers found in a file: all of it, and then a line for each change. A change is in the file
-// before control planes receive it, so that an agent that is killed at any moment continues with what they have: if
-// it knew less, they would end connections. The file need not survive the machine: changes are not synced, and it is in
-// a tmpfs, so that writing all of it again waits for no disk.
+// cache stores the results of resolvers in a file: a complete snapshot, followed by one line per change. A change is in
+// the file before control planes receive it, so that an agent that is killed at any moment continues with the state
+// that they have: if it had less, they would end connections. The file need not survive a crash of the machine: changes
+// are not synced, and it is in a tmpfs, so that writing a snapshot waits for no disk.
 type cache struct {
 	path string
 	log  *slog.Logger
 
 	mu      sync.Mutex
 	found   map[string]map[string]Record // by source and name
-	journal *os.File                     // nil: the whole file is to be written
+	journal *os.File                     // nil: a snapshot has to be written
 	size    int                          // bytes of changes in it
-	failed  bool                         // to write, which was logged
+	failed  bool                         // the last write failed, which was logged
 }
 
-// change is one of a record; without one of it, Remove is.
+// change is a changed record; without one, Remove is set.
 type change struct {
 	Source string  `json:"source"`
 	Put    *Record `json:"put,omitempty"`
 	Remove string  `json:"remove,omitempty"`
 }
 
-// maxJournal is how many bytes of changes make the whole file be written again.
+// maxJournal is the number of bytes of changes after which a new snapshot is written.
 const maxJournal = 1 << 20
 
 func newCache(path string, log *slog.Logger) cache {
 	return cache{path: path, log: log, found: map[string]map[string]Record{}}
 }
 
-// read returns what the file has. An agent that was killed while it wrote a change has not passed it on.
+// read returns the contents of the file. A change that a killed agent was writing has not been sent to control planes.
 func (c *cache) read() map[string]map[string]Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -58,8 +58,8 @@ func (c *cache) read() map[string]map[string]Record {
 	return c.found
 }
 
-// decode reads the whole map and then the changes behind it. A last line that is cut off, as after a loss of power, is
-// an error behind changes that were applied.
+// decode reads the snapshot and then the changes after it. A truncated last line, for example after a power failure, is
+// an error after the changes before it have been applied.
 func (c *cache) decode(from *json.Decoder) error {
 	if err := from.Decode(&c.found); err != nil {
 		c.found = map[string]map[string]Record{}
@@ -92,8 +92,8 @@ func (c *cache) put(source string, s Record) { c.note(change{Source: source, Put
 
 func (c *cache) remove(source, name string) { c.note(change{Source: source, Remove: name}) }
 
-// note stores a change. A file that cannot be written is logged once, until it can be written again: answers still
-// count while the agent runs.
+// note stores a change. If the file cannot be written, this is logged once, until it can be written again: results stay
+// valid while the agent runs.
 func (c *cache) note(one change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +124,7 @@ func (c *cache) write(one change) error {
 	return nil
 }
 
-// writeAll replaces the file by what is known now, and appends behind it from then on.
+// writeAll replaces the file by a snapshot, to which further changes are appended.
 func (c *cache) writeAll() error {
 	data, err := json.Marshal(c.found)
 	if err != nil {

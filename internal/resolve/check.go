@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *apierrors.Invalid.
+// Check checks a virtual service on its own, beyond its schema. Errors are *apierrors.Invalid.
 func Check(s v1.VirtualService) error {
 	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec,
 		instances: map[string]v1.VirtualInstance{}}
@@ -32,7 +32,7 @@ func firstError(checks ...func() error) error {
 	return nil
 }
 
-// checker checks one VirtualService. instances are those that have been met, by name.
+// checker checks one VirtualService. instances are those checked so far, by name.
 type checker struct {
 	resource  string
 	spec      v1.VirtualServiceSpec
@@ -43,8 +43,8 @@ func (c *checker) wrong(field, format string, args ...any) error {
 	return &apierrors.Invalid{Resource: c.resource, Field: "spec." + field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// checkInstances checks names and addresses of instances. Those of a Service of this node have none here: they are
-// looked up while it runs.
+// checkInstances checks names and addresses of instances. Instances that are Services of this node have no addresses in
+// the spec: these are looked up at run time.
 func (c *checker) checkInstances() error {
 	for n, i := range c.spec.Instances {
 		field := fmt.Sprintf("instances[%d]", n)
@@ -79,8 +79,8 @@ func (c *checker) checkInstances() error {
 // isNodePort: 0 is the default.
 func isNodePort(n int) bool { return n >= 0 && n <= 65535 }
 
-// checkAddresses checks virtual addresses, and that some instance can answer each: packets are not translated from one
-// family to the other.
+// checkAddresses checks virtual addresses, and that for each some instance has an address of the same family: packets
+// are not translated between families.
 func (c *checker) checkAddresses() error {
 	seen := map[netip.Addr]bool{}
 	for n, a := range c.spec.Addresses {
@@ -118,7 +118,7 @@ func (c *checker) checkAddresses() error {
 	return nil
 }
 
-// maxAffinity is the limit of Kubernetes, too.
+// maxAffinity is the same limit as in Kubernetes.
 const maxAffinity = 24 * time.Hour
 
 func checkAffinity(a v1.VirtualAddress) error {
@@ -137,7 +137,8 @@ func checkAffinity(a v1.VirtualAddress) error {
 	return nil
 }
 
-// reaches reports whether an instance has, or may have, an address of the family. Without instances there is none yet.
+// reaches reports whether an instance has, or may have, an address of the family. It returns true without instances,
+// because they may be added later.
 func (c *checker) reaches(addr netip.Addr, only string) bool {
 	for name, i := range c.instances {
 		same := func(text string) bool { a, err := netip.ParseAddr(text); return err == nil && a.Is4() == addr.Is4() }
@@ -148,7 +149,7 @@ func (c *checker) reaches(addr netip.Addr, only string) bool {
 	return len(c.instances) == 0
 }
 
-// checkPorts refuses a port that is mapped twice, or that cannot be translated. Defaults count: two ports without a
+// checkPorts rejects a port that is mapped twice, or that cannot be translated. Defaults count: two ports without a
 // protocol are both TCP.
 func (c *checker) checkPorts() error {
 	seen := map[portKey]bool{}
@@ -164,7 +165,8 @@ func (c *checker) checkPorts() error {
 	return nil
 }
 
-// isTranslatedSCTP reports whether the port cannot be served: the checksum of SCTP covers the whole packet.
+// isTranslatedSCTP reports whether the port would have to be translated for SCTP, which is not possible: its checksum
+// covers the whole packet.
 func isTranslatedSCTP(p v1.VirtualPort) bool {
 	return p.Protocol == v1.ProtocolSCTP && p.TargetPort != p.Port
 }
@@ -179,7 +181,7 @@ type portKey struct {
 
 func keyOf(p v1.VirtualPort) portKey { return portKey{p.Protocol, p.Port} }
 
-// checkTargetPorts refuses target ports of instances for ports that the virtual service does not have, or that cannot
+// checkTargetPorts rejects target ports of instances for ports that the virtual service does not have, or that cannot
 // be translated.
 func (c *checker) checkTargetPorts() error {
 	spec := completed(c.spec)
@@ -200,7 +202,7 @@ func (c *checker) checkTargetPorts() error {
 	return nil
 }
 
-// checkExcludedPorts refuses ports that an instance is said not to serve and that the virtual service does not have.
+// checkExcludedPorts rejects excluded ports of instances that the virtual service does not have.
 func (c *checker) checkExcludedPorts() error {
 	spec := completed(c.spec)
 	ports := portsOf(spec)
@@ -224,7 +226,7 @@ func portsOf(s v1.VirtualServiceSpec) map[portKey]bool {
 	return out
 }
 
-// checkPortOf refuses a port of an instance that the virtual service does not have, or that was met before.
+// checkPortOf rejects a port of an instance that the virtual service does not have, or that is listed twice.
 func (c *checker) checkPortOf(field string, key portKey, ports, seen map[portKey]bool) error {
 	if !ports[key] {
 		return c.wrong(field, "%s port %d is not in spec.ports: add it there", key.protocol, key.port)
@@ -236,8 +238,8 @@ func (c *checker) checkPortOf(field string, key portKey, ports, seen map[portKey
 	return nil
 }
 
-// CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only
-// those that change are examined, alongside all that there will be. Errors are *apierrors.Conflict.
+// CheckTogether finds addresses that two virtual services share, or that are virtual in one and an instance's in
+// another. Only changed virtual services are checked, against all future ones. Errors are *apierrors.Conflict.
 func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService) error {
 	owners, users := map[netip.Addr]string{}, map[netip.Addr]string{}
 	for _, s := range changed {
@@ -280,7 +282,8 @@ func instanceIsVirtual(addr netip.Addr, user, owner string) error {
 		"an instance needs its own address", user, addr, owner)}
 }
 
-// virtualAddresses are the valid ones: the others have been refused, or are of a store that an older build wrote.
+// virtualAddresses returns the valid virtual addresses: invalid ones have been rejected, or come from the store of an
+// older build.
 func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, a := range s.Spec.Addresses {
@@ -291,7 +294,8 @@ func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	}
 }
 
-// instanceAddresses are those that the spec has. What Services of this node have is not among them.
+// instanceAddresses returns the addresses of instances in the spec, which do not include those of Services of this
+// node.
 func instanceAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, i := range s.Spec.Instances {
@@ -311,7 +315,7 @@ func family(a netip.Addr) string {
 	return "IPv6"
 }
 
-// parseUnicast takes what packets can be sent to from elsewhere.
+// parseUnicast parses an address to which packets can be sent from other hosts.
 func parseUnicast(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch {
@@ -330,7 +334,7 @@ func parseUnicast(text string) (netip.Addr, error) {
 
 var errTwoOfFamily = errors.New("has two addresses of one family; an instance has one of IPv4, one of IPv6, or both")
 
-// parseFamilies takes at most one address of each family, and puts IPv4 first.
+// parseFamilies accepts at most one address of each family, and puts IPv4 first.
 func parseFamilies(texts []string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, text := range texts {
@@ -347,7 +351,7 @@ func parseFamilies(texts []string) ([]netip.Addr, error) {
 	return out, nil
 }
 
-// completed is a spec with its defaults.
+// completed returns a spec with its defaults.
 func completed(s v1.VirtualServiceSpec) v1.VirtualServiceSpec {
 	s.Addresses, s.Ports, s.Instances = slices.Clone(s.Addresses), slices.Clone(s.Ports), slices.Clone(s.Instances)
 	for n := range s.Addresses {

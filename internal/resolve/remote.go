@@ -13,24 +13,24 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// Remote is a resolver in another process, an integration. Lookups wait while there is none.
+// Remote is a resolver in another process, an integration. Lookups wait until there is one.
 type Remote struct {
 	source string
 	ranges []netip.Prefix
 	ready  chan struct{} // closed when sink is set
 	sink   Sink
-	wake   chan struct{} // there is something to send; has room for one
+	wake   chan struct{} // signals that there is something to send; has room for one value
 
 	mu       sync.Mutex // not held during calls of the sink: the table calls Lookup with its own lock held
 	open     map[netip.Addr]time.Time
-	used     map[string]bool // virtual services that the process is to keep up to date
+	used     map[string]bool // virtual services that the process has to keep up to date
 	outgoing []link.Request
 	asked    bool // a process takes requests
 }
 
 var _ Resolver = (*Remote)(nil)
 
-// NewRemote returns a resolver for addresses in ranges. The names of what it finds begin with source and a dot.
+// NewRemote returns a resolver for addresses in ranges. The names of its results begin with source and a dot.
 func NewRemote(source string, ranges []netip.Prefix) *Remote {
 	return &Remote{source: source, ranges: ranges, ready: make(chan struct{}), wake: make(chan struct{}, 1),
 		open: map[netip.Addr]time.Time{}, used: map[string]bool{}}
@@ -61,7 +61,7 @@ func (r *Remote) Release(name string) {
 	r.request(link.Request{Release: []string{name}})
 }
 
-// request notes what to send. A process that starts later gets all that is open then. r.mu is held.
+// request queues a request. A process that starts later gets all open requests. r.mu is held.
 func (r *Remote) request(q link.Request) {
 	if !r.asked {
 		return
@@ -145,7 +145,7 @@ func (r *Remote) Serve(ctx context.Context, send func(link.Request) error) {
 	}
 }
 
-// Take takes a result of the process.
+// Take processes a result of the process.
 func (r *Remote) Take(res link.Result) {
 	select {
 	case <-r.ready:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package resolve answers which instances a virtual address stands for, and where they are. Its Table holds all virtual
-// services of the node: those that were applied, and those that a resolver returned for an address that a control plane
-// looked up. Each control plane has a Subscription to the table.
+// Package resolve resolves virtual addresses to instances and their locations. Its Table holds all virtual services of
+// the node: those that were applied, and those that a resolver returned for an address that a control plane looked up.
+// Each control plane has a Subscription to the table.
 package resolve
 
 import (
@@ -14,9 +14,9 @@ import (
 
 // Resolver looks up virtual services that were not applied. Lookup and Release do not block.
 type Resolver interface {
-	// Source is its name in status.source.
+	// Source returns its name in status.source.
 	Source() string
-	// Run works until ctx ends, and reports what it finds to the sink.
+	// Run runs until ctx ends, and reports results to the sink.
 	Run(ctx context.Context, sink Sink) error
 	// Lookup starts a lookup and returns true, or returns false for an address outside the resolver's ranges. The
 	// result arrives later: Put of a virtual service that has the address, or NotFound.
@@ -30,7 +30,7 @@ type Sink interface {
 	Put(source string, r Record)             // a virtual service was found or has changed
 	Delete(source string, name string)       // a virtual service no longer exists
 	NotFound(source string, addr netip.Addr) // the result of a lookup
-	Records(source string) map[string]Record // by name; when Run starts: what an earlier agent had stored
+	Records(source string) map[string]Record // by name; when Run starts: the records stored by an earlier agent
 }
 
 // Record is a virtual service that a resolver found.

@@ -25,7 +25,7 @@ func (t *Table) Put(source string, s Record) {
 	e := t.services[s.Name]
 	kept := e.keep
 	e.keep = s.Keep
-	for _, addr := range addressesOf(s.Spec) { // also those of another one that was applied since, and is being sent
+	for _, addr := range addressesOf(s.Spec) { // including those of another one that was applied in the meantime
 		if l := t.lookups[addr]; l != nil {
 			maps.Copy(e.users, l.waiting)
 			for s := range l.waiting {
@@ -44,8 +44,8 @@ func (t *Table) Put(source string, s Record) {
 	}
 }
 
-// refuse reports whether a record cannot be taken. What was looked up is not found then, and the resolver forgets what
-// the table does not have.
+// refuse reports whether a record cannot be accepted. The lookup then counts as not found, and the resolver forgets
+// what the table does not have.
 func (t *Table) refuse(source string, s Record) bool {
 	old := t.services[s.Name]
 	switch {
@@ -82,8 +82,8 @@ func (t *Table) NotFound(source string, addr netip.Addr) {
 	t.notFound(source, addr)
 }
 
-// notFound notes that a source does not know the address. The clients that wait for it receive the answer only after
-// all sources have answered.
+// notFound records that a source does not know the address. Clients that wait for it receive the answer only after all
+// sources have answered.
 func (t *Table) notFound(source string, addr netip.Addr) {
 	l := t.lookups[addr]
 	if l == nil {

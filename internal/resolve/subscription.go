@@ -13,15 +13,16 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Subscription is what one control plane has received of a table. It is safe for concurrent use, but every Next must be
-// followed by its Ack before the next one.
+// Subscription is the part of a table that one control plane has received. It is safe for concurrent use, but every
+// Next must be followed by its Ack before the next one.
 type Subscription struct {
 	*watch.Subscription
 	table    *Table
-	notFound map[netip.Addr]bool // results of lookups that are to be sent; guarded by the table's lock
-	// last are virtual services that this subscription gets after all others, and until when; guarded by the table's lock
+	notFound map[netip.Addr]bool // results of lookups to send; guarded by the table's lock
+	// last lists virtual services that this subscription gets after all others, and until when; guarded by the table's
+	// lock
 	last map[string]time.Time
-	// first: of those that have looked up the same, this one gets it before the others
+	// first: if several have looked up the same virtual service, this subscription gets it before the others
 	first bool
 }
 
@@ -32,7 +33,8 @@ type Update struct {
 }
 
 // Subscribe returns a subscription for the control plane of a module. It starts with all virtual services. It uses
-// dynamic ones until it releases them, even if it has not looked them up: packets use whatever a control plane knows.
+// dynamic ones until it releases them, even those that it has not looked up: packets use everything that a control
+// plane knows.
 func (t *Table) Subscribe(module string) *Subscription {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -44,7 +46,7 @@ func (t *Table) Subscribe(module string) *Subscription {
 	return s
 }
 
-// GetFirst has the subscription get a virtual service before others that have looked it up, too.
+// GetFirst makes the subscription get a virtual service before others that have looked it up, too.
 func (s *Subscription) GetFirst() {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
@@ -60,7 +62,8 @@ func (s *Subscription) useAll() {
 	}
 }
 
-// Restart starts a full sync. A new map set, or process, does not know what the one before has released.
+// Restart starts a full sync. A new map set, or process, does not know which virtual services the previous one has
+// released.
 func (s *Subscription) Restart(mapSet string) {
 	s.Subscription.Restart(mapSet)
 	s.table.mu.Lock()
@@ -69,18 +72,18 @@ func (s *Subscription) Restart(mapSet string) {
 	s.useAll()
 }
 
-// lastFor is how long a control plane waits for the others to have what it has looked up.
+// lastFor is how long a control plane waits until the others have received a virtual service that it has looked up.
 const lastFor = time.Second
 
-// getLast has the subscription get a virtual service that it has looked up after all others. It sends the packets that
-// wait for it, and other modules on their way would not know it yet: the tunnel would pass them on instead of sending
-// them to the node. The table's lock is held.
+// getLast makes the subscription get a virtual service that it has looked up after all others. It will send the packets
+// that wait for it, and other modules on their path would not know it yet: the tunnel would pass them on instead of
+// sending them to the node. The table's lock is held.
 func (s *Subscription) getLast(name string) {
 	s.last[name] = time.Now().Add(lastFor)
 	time.AfterFunc(lastFor, s.Wake)
 }
 
-// waits reports whether others have to get a virtual service first. The table's lock is held.
+// waits reports whether others have to receive a virtual service first. The table's lock is held.
 func (s *Subscription) waits(name string) bool {
 	until, last := s.last[name]
 	if !last {
@@ -96,7 +99,7 @@ func (s *Subscription) waits(name string) bool {
 	return false
 }
 
-// source is a table as subscriptions read it.
+// source is the table as the source of subscriptions.
 type source struct{ *Table }
 
 func (t source) All() []string { return slices.Sorted(maps.Keys(t.services)) }
@@ -116,8 +119,8 @@ func (t source) Changed(names ...string) {
 	}
 }
 
-// Close ends the subscription. Virtual services that it uses pass to another subscription of the same module, the one
-// of its next version, or are released.
+// Close ends the subscription. Virtual services that it uses are transferred to another subscription of the same
+// module, that of its next version, or are released.
 func (s *Subscription) Close() {
 	t := s.table
 	t.mu.Lock()
@@ -139,7 +142,7 @@ func (s *Subscription) Close() {
 	source{t}.Changed(source{t}.All()...)
 }
 
-// sendNotFound has the next update report an address that no resolver has found. The table's lock is held.
+// sendNotFound makes the next update report an address that no resolver has found. The table's lock is held.
 func (s *Subscription) sendNotFound(addr netip.Addr) {
 	s.notFound[addr] = true
 	s.Wake()
@@ -167,7 +170,7 @@ func (s *Subscription) Ack(u Update, err error) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	if err != nil {
-		clear(s.last) // all is sent, whatever others have
+		clear(s.last) // everything is sent, whatever others have received
 	}
 	for _, o := range s.table.subscriptions {
 		if len(o.last) > 0 {
@@ -176,11 +179,11 @@ func (s *Subscription) Ack(u Update, err error) {
 	}
 }
 
-// maxPending limits the lookups of one control plane whose results it has not received. More are ignored: it repeats
-// the lookup with the next packet.
+// maxPending limits the lookups of one control plane whose results it has not received. Further ones are ignored: it
+// repeats the lookup with the next packet.
 const maxPending = 4096
 
-// Handle executes the requests of the control plane. A late release of the map set before is ignored.
+// Handle executes the requests of the control plane. A late release of the previous map set is ignored.
 func (s *Subscription) Handle(r sdk.Requests) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()

@@ -33,7 +33,7 @@ type Table struct {
 	locals        map[string][]netip.Addr       // addresses of the Services of this node
 	localOwner    map[netip.Addr]string         // and the Service of each
 	ofAddress     map[netip.Addr]map[*entry]int // instances' configured addresses, for changes of localOwner
-	shadowed      map[*entry]bool               // dynamic entries without an address that another one has
+	shadowed      map[*entry]bool               // dynamic entries without an address of their own
 	lookups       map[netip.Addr]*pendingLookup
 	subscriptions []*Subscription
 	changed       func(name string) // may be nil
@@ -44,9 +44,9 @@ type entry struct {
 	name   string
 	source string
 	spec   v1.VirtualServiceSpec  // as configured, or found
-	owned  []netip.Addr           // its addresses without those that another entry has
-	users  map[*Subscription]bool // of a dynamic entry: who has not released it
-	keep   bool                   // of a dynamic entry: also without users
+	owned  []netip.Addr           // its addresses except those that another entry has
+	users  map[*Subscription]bool // of a dynamic entry: subscriptions that have not released it
+	keep   bool                   // of a dynamic entry: stays without users
 
 	encoded   json.RawMessage // as control planes get it
 	instances []v1.VirtualInstanceStatus
@@ -60,8 +60,8 @@ type pendingLookup struct {
 	waiting map[*Subscription]bool
 }
 
-// NewTable returns an empty table. It stores what resolvers find in the file at path, so that connections continue when
-// the agent restarts; an empty path disables that.
+// NewTable returns an empty table. It stores results of resolvers in the file at path, so that connections continue
+// when the agent restarts; an empty path disables that.
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{},
 		owners: map[netip.Addr]*entry{},
@@ -102,7 +102,7 @@ func (t *Table) Apply(put []v1.VirtualService, remove []string) {
 	t.restoreShadowed()
 }
 
-// restoreShadowed assigns addresses that no resource has any more to the dynamic virtual services that have them.
+// restoreShadowed assigns addresses that no resource has any longer to the dynamic virtual services that name them.
 func (t *Table) restoreShadowed() {
 	for e := range maps.Clone(t.shadowed) {
 		t.disown(e)
@@ -111,7 +111,7 @@ func (t *Table) restoreShadowed() {
 	}
 }
 
-// Restore loads what resolvers found before the agent restarted. New results replace it.
+// Restore loads results from before a restart of the agent. New results replace them.
 func (t *Table) Restore() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -120,7 +120,7 @@ func (t *Table) Restore() {
 			continue
 		}
 		for _, s := range all {
-			if t.refuse(source, s) { // an earlier version took it
+			if t.refuse(source, s) { // an earlier version accepted it
 				t.cache.remove(source, s.Name)
 				continue
 			}
@@ -130,10 +130,10 @@ func (t *Table) Restore() {
 	}
 }
 
-// restoredFor is how long what was restored waits for a control plane that uses it.
+// restoredFor is how long a restored virtual service waits for a control plane that uses it.
 const restoredFor = 10 * time.Minute
 
-// releaseUnused releases what no control plane has received since it was restored.
+// releaseUnused releases restored virtual services that no control plane has received.
 func (t *Table) releaseUnused() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,8 +201,8 @@ func (t *Table) put(name, source string, spec v1.VirtualServiceSpec) {
 	t.encode(e)
 }
 
-// own gives an entry its addresses. The first virtual service to name an address has it; one that an operator applied
-// takes it from one that a resolver found, which is shadowed from then on.
+// own assigns addresses to an entry. The first virtual service that names an address gets it; one that an operator
+// applied takes it from one that a resolver found, which is shadowed from then on.
 func (t *Table) own(e *entry) {
 	e.owned = nil
 	for _, addr := range addressesOf(e.spec) {
@@ -231,7 +231,7 @@ func (t *Table) own(e *entry) {
 	}
 }
 
-// addressesOf leaves out what is no address: no schema has checked what resolvers find.
+// addressesOf leaves out invalid addresses: no schema has checked the results of resolvers.
 func addressesOf(s v1.VirtualServiceSpec) (all []netip.Addr) {
 	for _, a := range s.Addresses {
 		if addr, err := netip.ParseAddr(a.Address); err == nil {
@@ -283,7 +283,7 @@ func (t *Table) remove(name, source string) {
 	t.notify(name)
 }
 
-// encode encodes an entry for control planes, and notifies them if it has changed.
+// encode encodes an entry for control planes, and notifies them of a change.
 func (t *Table) encode(e *entry) {
 	spec := e.spec
 	spec.Addresses = slices.DeleteFunc(slices.Clone(spec.Addresses), func(a v1.VirtualAddress) bool {
@@ -310,7 +310,7 @@ func (t *Table) encode(e *entry) {
 	}
 }
 
-// locate finds an instance's addresses, and whether it is here.
+// locate returns an instance's addresses, and whether it is on this node.
 func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	status := v1.VirtualInstanceStatus{Name: i.Name, Service: i.Service, Node: i.Node, Draining: i.Draining}
 	if i.Service != "" {
@@ -352,7 +352,7 @@ func (t *Table) notify(name string) {
 
 // lookup starts the lookup of an address for a subscription.
 func (t *Table) lookup(s *Subscription, addr netip.Addr) {
-	if e := t.owners[addr]; e != nil { // it is being sent, or was sent after the control plane asked
+	if e := t.owners[addr]; e != nil { // it is being sent, or was sent after the control plane's request
 		if e.dynamic() {
 			e.users[s] = true
 		}
@@ -377,7 +377,7 @@ func (t *Table) lookup(s *Subscription, addr netip.Addr) {
 	}
 }
 
-// release records that a subscription, or none, does not use a virtual service any more.
+// release records that a subscription, or none, no longer uses a virtual service.
 func (t *Table) release(s *Subscription, name string) {
 	e := t.services[name]
 	if e == nil || !e.dynamic() {
@@ -387,7 +387,7 @@ func (t *Table) release(s *Subscription, name string) {
 		return
 	}
 	if e.keep {
-		return // the resolver says when it is not to be kept any more
+		return // the resolver reports when it need not be kept any longer
 	}
 	t.remove(name, e.source)
 	t.restoreShadowed()
@@ -395,7 +395,7 @@ func (t *Table) release(s *Subscription, name string) {
 	t.forget(e.source, name)
 }
 
-// forget has a source forget a virtual service.
+// forget makes a source forget a virtual service.
 func (t *Table) forget(source, name string) {
 	for _, r := range t.resolvers {
 		if r.Source() == source {

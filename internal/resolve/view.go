@@ -65,7 +65,7 @@ func (e *entry) ready() v1.Condition {
 }
 
 // resolved returns the condition Resolved. Its message names the first instance that was not found; an address that
-// another virtual service owns makes it False, too.
+// belongs to another virtual service also makes it False.
 func (e *entry) resolved() v1.Condition {
 	c := v1.Condition{Type: "Resolved", Status: "True", Reason: "AllResolved"}
 	for _, i := range e.instances {

@@ -17,10 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
-// Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a
-// resource or a list. Unknown fields, wrong types, keys and names given twice are *apierrors.Invalid with their place,
-// all of them joined. Status is dropped and defaults are set. Server and command line share it, so that both say the
-// same about the same file.
+// Decode reads resources strictly: a JSON resource or list, or YAML with any number of documents, each a resource or a
+// list. Unknown fields, wrong types, and duplicate keys and names are *apierrors.Invalid with their location, all of
+// them joined. Status is dropped and defaults are set. Server and command line share it, so that both report the same
+// errors for the same file.
 func Decode(data []byte) ([]Object, error) {
 	values, err := Documents(data)
 	if err != nil {
@@ -41,7 +41,7 @@ func Decode(data []byte) ([]Object, error) {
 	return all, nil
 }
 
-// Documents returns the resources in data as JSON values, not yet looked into.
+// Documents returns the resources in data as JSON values, without checking them.
 func Documents(data []byte) ([]any, error) {
 	first := bytes.TrimLeft(data, " \t\r\n")
 	if bytes.HasPrefix(first, []byte("{")) || bytes.HasPrefix(first, []byte("[")) {
@@ -59,7 +59,7 @@ func Documents(data []byte) ([]any, error) {
 	return all, nil
 }
 
-// named is err with the resource that a document is.
+// named adds the resource in a document to err.
 func named(err error, value any) error {
 	if object, ok := value.(map[string]any); ok {
 		return in(label(object, 1), err)
@@ -67,7 +67,7 @@ func named(err error, value any) error {
 	return err
 }
 
-// elements are those of a list, nothing for null, and otherwise the value itself.
+// elements returns those of a list, nothing for null, and otherwise the value itself.
 func elements(value any) []any {
 	switch value := value.(type) {
 	case nil:
@@ -78,8 +78,8 @@ func elements(value any) []any {
 	return []any{value}
 }
 
-// decodeOne checks value against the schema of its kind. With errors that the schema does not find it also returns a
-// resource.
+// decodeOne checks value against the schema of its kind. It also returns a resource together with errors that the
+// schema does not find.
 func decodeOne(value any, number int) (Object, error) {
 	object, ok := value.(map[string]any)
 	if !ok {
@@ -90,7 +90,7 @@ func decodeOne(value any, number int) (Object, error) {
 	if object["apiVersion"] != v1alpha1.APIVersion {
 		return nil, &apierrors.Invalid{Resource: name, Field: "apiVersion", Reason: "must be " + v1alpha1.APIVersion}
 	}
-	delete(object, "status") // answered, never asked for: what get printed can be applied again
+	delete(object, "status") // ignored, so that printed resources can be applied again
 	text, _ := object["kind"].(string)
 	kind, err := Find(text)
 	if err != nil {
@@ -103,7 +103,7 @@ func decodeOne(value any, number int) (Object, error) {
 	return o, errors.Join(checkLabels(object, name), in(name, kind.complete(o, object)))
 }
 
-// checkLabels refuses labels that no selector could name. What is no label at all is left to the schema.
+// checkLabels rejects labels that no selector could name. Values that are not labels at all are left to the schema.
 func checkLabels(object map[string]any, resource string) error {
 	metadata, _ := object["metadata"].(map[string]any)
 	labels, _ := metadata["labels"].(map[string]any)
@@ -130,7 +130,7 @@ func label(object map[string]any, number int) string {
 	return kind + " " + name
 }
 
-// DisplayNames returns the names of the resources that Documents has returned, as in error messages.
+// DisplayNames returns the names of the resources that Documents has returned, for error messages.
 func DisplayNames(resources []any) []string {
 	all := make([]string, len(resources))
 	for i, r := range resources {
@@ -140,7 +140,7 @@ func DisplayNames(resources []any) []string {
 	return all
 }
 
-// in returns the mistakes in err as those of a resource.
+// in returns the errors in err as those of a resource.
 func in(resource string, err error) error {
 	all := apierrors.Invalids(err)
 	if len(all) == 0 {

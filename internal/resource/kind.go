@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package resource is the registry of kinds of resources. One file for each kind declares what is special about it;
-// routes, decoding, storage, differences and the commands of every kind derive from that.
+// Package resource is the registry of kinds of resources. Each kind has one file that declares its specifics, from
+// which routes, decoding, storage, differences and the commands of every kind are derived.
 package resource
 
 import (
@@ -23,7 +23,7 @@ var kinds = []Kind{
 	Set,
 }
 
-// VersionsKept is how many earlier versions of a resource are kept, of kinds that archive them.
+// VersionsKept is the number of earlier versions of a resource that are kept, for kinds that archive them.
 const VersionsKept = 5
 
 // Object is one resource: a pointer to a struct with the fields of v1alpha1.Module.
@@ -33,26 +33,27 @@ type Object interface {
 	ClearStatus()
 }
 
-// Kind is a kind of resources, whatever their Go type is.
+// Kind is a kind of resources, independent of its Go type.
 type Kind interface {
 	Names() Names
 	Type() reflect.Type // of the struct
 	New() Object
 	IsKind(Object) bool   // reports whether it is of this kind
-	Copy(o Object) Object // so that the status can be set
-	// InKernel reports whether changes are planned and executed in the kernel. All others are stored and announced only.
+	Copy(o Object) Object // for setting the status
+	// InKernel reports whether changes are planned and executed in the kernel. Resources of other kinds are only stored
+	// and announced.
 	InKernel() bool
 	// Applied reports whether a client applied the resource; the agent discovers others.
 	Applied(Object) bool
-	// Summary is what differences show: the labels, and what stands for the spec.
+	// Summary returns what differences show: the labels, and the spec or a summary of it.
 	Summary(Object) map[string]any
-	// Trim removes what lists leave out, and reports whether they leave out anything.
+	// Trim removes the fields that lists omit, and reports whether lists omit any.
 	Trim(Object) bool
 	// Archives reports whether earlier versions are kept.
 	Archives() bool
-	// Archive returns what to keep of old when next takes its place; ok is false if nothing is.
+	// Archive returns what to keep of old when next replaces it; ok is false if nothing is kept.
 	Archive(old, next Object) (v v1alpha1.ModelVersion, document string, ok bool)
-	// Restore makes a copy of a resource what it was in an earlier generation.
+	// Restore restores a copy of a resource to an earlier generation.
 	Restore(o Object, generation int64, document string)
 	// Header and Row are the table that commands print; Wide are further columns of -o wide.
 	Header() (narrow, wide []any)
@@ -65,24 +66,24 @@ type Kind interface {
 // Definition defines the kind of T, whose pointer is an Object. Only Name and Short are required.
 type Definition[T any] struct {
 	Name     string   // of the field kind, for example VirtualService
-	Words    string   // for people: virtual service; the name in lower case unless set
-	Short    string   // what it is, for the command's help
+	Words    string   // for display: virtual service; the name in lower case by default
+	Short    string   // description for the command's help
 	Aliases  []string // for the command line
-	ListNote string   // what lists hold or leave out, for the API's description
+	ListNote string   // what lists contain or omit, for the API's description
 
 	Kernel bool // see Kind.InKernel
 
-	// Complete sets defaults and checks what the schema cannot. given is the resource as it was written.
+	// Complete sets defaults and checks what the schema cannot. given is the resource as the client sent it.
 	Complete func(r *T, given map[string]any) error
-	// CheckAll checks the resources asked for, of which those in changed are different, against all that there will be.
+	// CheckAll checks the requested resources, of which those in changed are different, against all future ones.
 	CheckAll func(next State, asked, changed []T) (warnings []string, err error)
-	// Summarize returns what stands for the spec in differences; the spec itself unless set.
+	// Summarize returns the summary of the spec in differences; the spec itself by default.
 	Summarize func(*T) any
-	// Shorten removes what lists leave out.
+	// Shorten removes the fields that lists omit.
 	Shorten func(*T)
-	// IsApplied is Kind.Applied; all are unless set.
+	// IsApplied is Kind.Applied; true by default.
 	IsApplied func(*T) bool
-	// Keep is Kind.Archive; nothing is kept unless set.
+	// Keep is Kind.Archive; nothing is kept by default.
 	Keep func(old, next *T) (v1alpha1.ModelVersion, string, bool)
 	// SetDocument is Kind.Restore of the spec.
 	SetDocument func(r *T, document string)
@@ -97,7 +98,7 @@ type Column[T any] struct {
 	Wide   bool // with -o wide only
 }
 
-// Names are what a kind is called.
+// Names are the names of a kind.
 type Names struct {
 	Kind     string   // VirtualService
 	Noun     string   // virtualservice

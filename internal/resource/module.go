@@ -48,7 +48,7 @@ func setModuleDefaults(m *v1alpha1.Module, given map[string]any) error {
 	return nil
 }
 
-// worstCost is the time that a module adds to the packet that takes longest.
+// worstCost is the time that a module adds to the most expensive kind of packet.
 func worstCost(c *v1alpha1.Cost) string {
 	if c == nil || len(c.Latency) == 0 {
 		return ""

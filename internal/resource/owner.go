@@ -10,14 +10,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Writer is who changes resources. The zero value is the user.
+// Writer identifies the author of a change. The zero value is the user.
 type Writer struct {
 	Owner string // user unless set
-	Force bool   // also resources of other owners, which become this one's
+	Force bool   // also changes resources of other owners, and takes them over
 }
 
-// stored is metadata.owner of what the writer applies. Resources of the user have none, as those that were stored
-// before there were owners.
+// stored returns metadata.owner for resources that the writer applies. Resources of the user have none, like those that
+// were stored before there were owners.
 func (w Writer) stored() string {
 	if w.Owner == v1alpha1.OwnerUser {
 		return ""

@@ -10,20 +10,20 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Request is a set of resources to apply and to delete together. Those to apply are valid by schema, have their
-// defaults, and no status. metadata.resourceVersion is the version that the client has seen.
+// Request is a set of resources to apply and to delete together. Resources to apply have passed the schema, and have
+// defaults and no status. metadata.resourceVersion is the version that the client has seen.
 type Request struct {
 	Resources   []Object
-	Remove      []Ref // and delete these, if they are in the versions that they name
+	Remove      []Ref // and delete these, if their versions match
 	By          Writer
 	Prune       bool // delete all other resources of the owner
-	IfUnchanged bool // only if each of Resources is in the version that it names, or does not exist if it names none
-	DryRun      bool // work out and answer what would happen, without effect
+	IfUnchanged bool // only if the version of each of Resources matches, or it does not exist and names no version
+	DryRun      bool // compute the result without any effect
 	Verify      bool // with DryRun: also have the kernel verify what would be new
 	Measure     bool // with Verify: also measure modules that would change
 }
 
-// Change makes the desired state what the request asks for, and adds that to the result.
+// Change applies the request to the desired state, and adds the changes to the result.
 func (r Request) Change(desired State, result *v1alpha1.ApplyResult) (Changes, error) {
 	if err := desired.CheckUnchanged(slices.Concat(r.expected(), r.Remove)); err != nil {
 		return Changes{}, err
@@ -40,10 +40,10 @@ func (r Request) Change(desired State, result *v1alpha1.ApplyResult) (Changes, e
 	return changes, err
 }
 
-// OnlyDeletes reports whether the request deletes what it names, and asks for nothing else.
+// OnlyDeletes reports whether the request does nothing but delete the resources that it names.
 func (r Request) OnlyDeletes() bool { return len(r.Resources) == 0 && !r.Prune }
 
-// pruned names the resources that the request deletes without naming them.
+// pruned returns the resources that the request deletes without naming them.
 func (r Request) pruned(desired State) []Ref {
 	if !r.Prune {
 		return nil
@@ -51,7 +51,7 @@ func (r Request) pruned(desired State) []Ref {
 	return desired.Others(r.Resources, r.By)
 }
 
-// expected names all resources to apply in the versions that they must have for the request to be carried out.
+// expected returns the resources to apply with the versions that they must have for the request to be executed.
 func (r Request) expected() []Ref {
 	if !r.IfUnchanged {
 		return nil
@@ -70,7 +70,7 @@ type SetRequest struct {
 	v1alpha1.SetChange
 }
 
-// Change makes a set what the request asks for, and returns what that adds and removes.
+// Change applies the request to a set, and returns what it adds and removes.
 func (r SetRequest) Change(set *v1alpha1.Set) (added, removed []string, err error) {
 	if err := r.By.Check(set); err != nil {
 		return nil, nil, err

@@ -18,14 +18,15 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// MaxAllElements is how many elements all sets of a node may have together: the kernel has room for twice as many, so
+// MaxAllElements is the maximum number of elements of all sets of a node: the kernel has room for twice as many, so
 // that all can be replaced.
 const MaxAllElements = 1 << 18
 
-// MaxSets is how many sets a node may have: the kernel has room for 1,023 sets and selectors of services together.
+// MaxSets is the maximum number of sets of a node: the kernel has room for 1,023 sets and selectors of services
+// together.
 const MaxSets = 900
 
-// Quotas of an owner, so that no owner takes the room of all others.
+// Quotas of an owner, so that no owner takes the room of others.
 const (
 	maxOwnedElements = MaxAllElements / 2
 	maxOwnedSets     = MaxSets / 2
@@ -102,7 +103,7 @@ func CheckElements(next State, name string) error {
 	return nil
 }
 
-// NormalElements returns elements as the store has them: in normal form, sorted, each once. Errors are
+// NormalElements returns elements in the form of the store: normalized, sorted, without duplicates. Errors are
 // *apierrors.Invalid, for at most ten elements.
 func NormalElements(kind string, elements []string, field string) ([]string, error) {
 	var wrong []error
@@ -163,8 +164,8 @@ func elementText(kind string, p netip.Prefix) string {
 	return p.String()
 }
 
-// ChangeElements returns the sorted elements with those of add and without those of remove, and what that adds and
-// removes.
+// ChangeElements returns the sorted elements with those of add and without those of remove, and the resulting additions
+// and removals.
 func ChangeElements(elements, add, remove []string) (next, added, removed []string) {
 	has := func(e string) bool { _, found := slices.BinarySearch(elements, e); return found }
 	gone := map[string]bool{}
@@ -183,7 +184,7 @@ func ChangeElements(elements, add, remove []string) (next, added, removed []stri
 	next = make([]string, 0, len(elements)+len(added))
 	changes := slices.Concat(added, removed)
 	slices.Sort(changes)
-	for _, e := range changes { // what is between two of them is copied at once
+	for _, e := range changes { // elements between two changes are copied at once
 		at, found := slices.BinarySearch(elements, e)
 		next, elements = append(next, elements[:at]...), elements[at:]
 		if found {

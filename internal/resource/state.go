@@ -13,10 +13,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// State is a desired state: resources by the name of their kind and their own. They are not changed, only replaced.
+// State is a desired state: resources by kind and name. They are not changed, only replaced.
 type State map[string]map[string]Object
 
-// StateOf returns the state that has these resources.
+// StateOf returns a state with these resources.
 func StateOf(all ...Object) State {
 	s := State{}
 	for _, o := range all {
@@ -34,7 +34,7 @@ func (s State) Clone() State {
 	return out
 }
 
-// Put adds a resource, in place of the one of its kind and name.
+// Put adds a resource, and replaces the one of the same kind and name.
 func (s State) Put(o Object) {
 	kind := KindOf(o).Names().Kind
 	if s[kind] == nil {
@@ -46,7 +46,7 @@ func (s State) Put(o Object) {
 // Names lists the resources of a kind, sorted.
 func (s State) Names(kind Kind) []string { return slices.Sorted(maps.Keys(s[kind.Names().Kind])) }
 
-// Len returns how many resources of a kind there are.
+// Len returns the number of resources of a kind.
 func (s State) Len(kind Kind) int { return len(s[kind.Names().Kind]) }
 
 // Get returns a resource of the kind.
@@ -109,7 +109,7 @@ type Changes struct {
 	Remove []Ref
 }
 
-// Len returns how many resources change.
+// Len returns the number of resources that change.
 func (c Changes) Len() int { return len(c.Put) + len(c.Remove) }
 
 // InKernel reports whether one of the changes has to be executed in the kernel.
@@ -140,8 +140,8 @@ func (c Changes) OfKind(kind Kind) (out Changes) {
 	return out
 }
 
-// Apply puts resources into the state, and adds what that changes to the result. The error is *apierrors.Conflict,
-// joined: resources of other owners, unless by force.
+// Apply puts resources into the state, and adds the changes to the result. The error is *apierrors.Conflict, joined:
+// resources of other owners, unless by force.
 func (s State) Apply(all []Object, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
 	for _, o := range all {
 		kind := KindOf(o)
@@ -178,8 +178,8 @@ func WithoutDocuments(changes []v1alpha1.Change) []v1alpha1.Change {
 	return out
 }
 
-// CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
-// intended. Errors are *apierrors.Invalid and *apierrors.Conflict, joined.
+// CheckAll checks the requested resources against all future ones, and returns warnings about what is accepted but
+// probably not intended. Errors are *apierrors.Invalid and *apierrors.Conflict, joined.
 func (s State) CheckAll(asked []Object, c Changes) (warnings []string, err error) {
 	if len(asked)+len(c.Put) == 0 {
 		return nil, nil // a deletion
@@ -191,7 +191,7 @@ func (s State) CheckAll(asked []Object, c Changes) (warnings []string, err error
 	return warnings, err
 }
 
-// Delete removes resources from the state, and adds that to the result. The error is *apierrors.NotFound, or
+// Delete removes resources from the state, and adds the changes to the result. The error is *apierrors.NotFound, or
 // *apierrors.Conflict for a resource of another owner, unless by force.
 func (s State) Delete(refs []Ref, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
 	for _, r := range refs {

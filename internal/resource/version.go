@@ -10,18 +10,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Values of Ref.ResourceVersion that are no version.
+// Values of Ref.ResourceVersion that are not versions.
 const (
 	Absent  = "0" // the resource must not exist
 	Present = "*" // it must exist, in any version
 )
 
-// Version returns a resource's metadata.resourceVersion: its generation, and a digest of what the operator wrote, so
-// that a resource that was deleted and created again has another one.
+// Version returns a resource's metadata.resourceVersion: its generation, and a digest of the operator's input, so that
+// a resource that was deleted and created again has another one.
 func Version(o Object) string {
 	data, err := json.Marshal(map[string]any{"labels": o.Meta().Labels, "spec": o.Content()})
 	if err != nil {
-		return "" // of a resource that came as JSON
+		return "" // of a resource that was received as JSON
 	}
 	sum := sha256.Sum256(data)
 	return fmt.Sprintf("%d-%x", o.Meta().Generation, sum[:6])

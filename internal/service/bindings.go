@@ -22,9 +22,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// Bindings record which service a node-side link belongs to. A link that was found for a service stays bound to it
-// until the link or the service is deleted: the tenant decides where the other end is and which processes run, so
-// neither may decide whether its policy is enforced. It is safe for concurrent use.
+// Bindings record the service of each node-side link. A link that was found for a service stays bound to it until the
+// link or the service is deleted: the tenant controls where the peer is and which processes run, so neither may
+// determine whether its policy is enforced. It is safe for concurrent use.
 type Bindings struct {
 	path string
 	home identity
@@ -33,7 +33,7 @@ type Bindings struct {
 	held map[int]binding // by ifindex
 }
 
-// binding is a link as it was last seen, and its service.
+// binding is the last known state of a link, and its service.
 type binding struct {
 	Service string `json:"service"`
 	Link    Link   `json:"link"`
@@ -65,7 +65,7 @@ func OpenBindings(path string) (*Bindings, error) {
 	b.home = identity{Boot: strings.TrimSpace(string(boot)), Netns: own.ino}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Contains(text, []byte(b.home.Boot)) {
-		return b, nil // of another boot: after a crash of the machine it may be damaged
+		return b, nil // of another boot, and possibly damaged by a crash of the machine
 	}
 	var f bindingsFile
 	if err == nil {
@@ -112,8 +112,8 @@ func (b *Bindings) Merge(states map[string]State) (owners map[int]string) {
 	return owners
 }
 
-// with returns the state with a link that was not found in the service's namespace. If the service was not looked up at
-// all, for lack of file descriptors for example, the link is assumed to be unchanged.
+// with returns the state with a link that was not found in the service's namespace. If the service could not be looked
+// up, for example for lack of file descriptors, the link is assumed to be unchanged.
 func (s State) with(l Link) State {
 	if l.Left = s.Err == nil || IsServiceError(s.Err); !l.Left {
 		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)),
@@ -124,7 +124,7 @@ func (s State) with(l Link) State {
 	return s
 }
 
-// deleted reports whether a link is gone, or another one has its index. Doubt is no.
+// deleted reports whether a link was deleted, or its index reused. It returns false in case of doubt.
 func deleted(l Link) bool {
 	c, err := openConn()
 	if err != nil {
@@ -138,8 +138,8 @@ func deleted(l Link) bool {
 	return now.Name != l.Name && !bytes.Equal(now.MAC, l.MAC)
 }
 
-// Bind stores which links are bound to which service. states and owners are those of Merge. After an error the bindings
-// are lost when the agent restarts.
+// Bind stores the bindings of links to services. states and owners are those of Merge. After an error the bindings are
+// lost when the agent restarts.
 func (b *Bindings) Bind(states map[string]State, owners map[int]string) error {
 	held := map[int]binding{}
 	for name, s := range states {
@@ -159,7 +159,7 @@ func (b *Bindings) Bind(states map[string]State, owners map[int]string) error {
 	return b.write()
 }
 
-// write replaces the file in one step. It need not be on the disk: after a crash of the machine it does not hold.
+// write replaces the file atomically. It need not be on disk: it is not used after a crash of the machine.
 func (b *Bindings) write() error {
 	text, err := json.Marshal(bindingsFile{b.home, b.held})
 	if err != nil {

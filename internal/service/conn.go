@@ -17,9 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
-// conn is a netlink socket. One of NETLINK_ROUTE asks about its own namespace, and by their ids about those of peers.
-// Asking about others by id needs CAP_NET_ADMIN; entering them would need CAP_SYS_ADMIN. It is not safe for concurrent
-// use.
+// conn is a netlink socket. A NETLINK_ROUTE socket queries its own namespace, and by their ids those of peers. Queries
+// by id need CAP_NET_ADMIN; entering the namespaces would need CAP_SYS_ADMIN. It is not safe for concurrent use.
 type conn struct {
 	fd  int
 	seq uint32 // of the last request
@@ -50,8 +49,8 @@ func dialNetlink(protocol int) (*conn, error) {
 
 func (c *conn) close() { unix.Close(c.fd) }
 
-// execute runs a request and returns the answers of a type, 0 for any. A dump that a concurrent change interrupted is
-// repeated, because it may have skipped or doubled entries.
+// execute sends a request and returns the answers of a type, 0 for any. A dump that was interrupted by a concurrent
+// change is repeated, because it may have missed or duplicated entries.
 func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
 	return netdump.Complete(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(kind, flags)
@@ -67,8 +66,8 @@ func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestD
 	})
 }
 
-// buffers are for messages of the kernel, which makes parts of a dump no larger than what the client has room for. The
-// library allocates one for each message.
+// buffers hold messages of the kernel, which makes parts of a dump no larger than the client's buffer. The library
+// allocates one for each message.
 var buffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
 
 // receive returns the answers to the last request.

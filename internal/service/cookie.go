@@ -13,14 +13,14 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Cookies knows the cookies of services' network namespaces: numbers that are unique until a reboot, and that BPF
-// programs get from bpf_get_netns_cookie (SO_NETNS_COOKIE, Linux 5.14). The zero value is ready.
+// Cookies caches the cookies of services' network namespaces: numbers that are unique until a reboot, and that BPF
+// programs get from bpf_get_netns_cookie (SO_NETNS_COOKIE, Linux 5.14). The zero value is ready to use.
 type Cookies struct {
 	mu    sync.Mutex
 	known map[string]uint64
 }
 
-// mostCookies is how many are remembered; then all are asked for again.
+// mostCookies is the number of cached cookies; beyond it, all are read again.
 const mostCookies = 8192
 
 // Get returns the network namespace cookie of the service with these links. The first call for a service enters the
@@ -46,7 +46,7 @@ func (c *Cookies) Get(spec v1alpha1.ServiceSpec, links []Link) (uint64, error) {
 	return cookie, nil
 }
 
-// cookieKey names a namespace: inodes are used again, but not together with the ifindexes of its links.
+// cookieKey identifies a namespace: inodes are reused, but not together with the ifindexes of its links.
 func cookieKey(spec v1alpha1.ServiceSpec, links []Link) string {
 	path := spec.Netns
 	if spec.PID != 0 {
@@ -63,8 +63,8 @@ func cookieKey(spec v1alpha1.ServiceSpec, links []Link) string {
 	return key.String()
 }
 
-// netnsCookie returns the cookie of the network namespace of a service, by which programs on sockets know whose a
-// socket is (SO_NETNS_COOKIE, Linux 5.14). Errors name what is missing: the interface, the kernel's option, or
+// netnsCookie returns the cookie of a service's network namespace, by which programs on sockets identify the service of
+// a socket (SO_NETNS_COOKIE, Linux 5.14). Errors name what is missing: the interface, the kernel's option, or
 // CAP_SYS_ADMIN.
 func netnsCookie(spec v1alpha1.ServiceSpec, links []Link) (cookie uint64, err error) {
 	var link Link
@@ -91,7 +91,7 @@ func netnsCookie(spec v1alpha1.ServiceSpec, links []Link) (cookie uint64, err er
 	return cookie, err
 }
 
-// cookieHere is that of the calling thread's namespace.
+// cookieHere returns the cookie of the calling thread's namespace.
 func cookieHere() (uint64, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

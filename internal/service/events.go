@@ -21,15 +21,15 @@ const linkGroups = unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6
 // receiveBuffer holds the events of some thousand new links; more is ENOBUFS.
 const receiveBuffer = 4 << 20
 
-// news is what happened since the last wait.
+// news are the events since the last wait.
 type news struct {
 	node  bool           // links and addresses of the node, processes, services: rescan
-	mount bool           // file systems, and with them namespaces, came or went: rescan if services have moved
-	lost  bool           // events were lost: nothing known is certain
+	mount bool           // mounts, and with them namespaces, have changed: rescan if services have moved
+	lost  bool           // events were lost: the known state is uncertain
 	peers map[int32]bool // ids of other namespaces whose links or addresses changed
 }
 
-// affected forgets what the news make stale, and reports whether to rescan.
+// affected discards state that the events make stale, and reports whether to rescan.
 func (s *scanner) affected(n news) bool {
 	if n.lost {
 		s.invalidate()
