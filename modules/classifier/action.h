@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From features to what is done: the models' decisions, hysteresis, allow-list, fuse, blocks,
- * events. */
+/* From features to actions: the models' decisions, hysteresis, allow-list, fuse, blocks, events. */
 #ifndef CLS_ACTION_H
 #define CLS_ACTION_H
 
@@ -27,7 +26,7 @@ static __always_inline void cls_unblock(struct cls_fuse *z, struct cls_source *s
 		cls_add(z->blocked, (__u32)-1);
 }
 
-/* Why one more block is more than a model may do, or CLS_FUSE_INTACT. */
+/* Why the model must not block another source, or CLS_FUSE_INTACT. */
 static __always_inline __u32 cls_fuse_check(const struct cls_fuse *z, const struct cls_tunables *t)
 {
 	__u64 n = z->blocked + 1, sources = cls_source_count(z);
@@ -74,8 +73,8 @@ static __always_inline int cls_block(struct cls_work *w, const struct cls_tunabl
 	return bpf_map_update_elem(&blocks, &w->job.source, b, BPF_NOEXIST);
 }
 
-/* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it
- * was not before. */
+/* Starts or prolongs the action on the source. Returns the enum cls_action taken. *new: it was not
+ * active before. */
 static __always_inline __u32 cls_action_apply(struct cls_work *w, const struct cls_tunables *t,
 					      struct cls_fuse *z, const struct kerb_decision *d,
 					      __u32 *new)
@@ -124,7 +123,7 @@ static __always_inline int cls_decision_opposes(const struct cls_tunables *t, __
 	return !(*classes >> (d->class & 63) & 1) && d->score >= t->raise;
 }
 
-/* The shadow model's opinion, alongside the live one's. */
+/* Compares the shadow model's decision with the live one's. */
 static __always_inline void cls_compare(struct kerb_inference *s, const struct cls_tunables *t,
 					__u32 against)
 {
@@ -137,8 +136,8 @@ static __always_inline void cls_compare(struct kerb_inference *s, const struct c
 		cls_count(CLS_COUNT_SAME_CLASS);
 }
 
-/* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time:
- * action_ns is a minimum. */
+/* Applies hysteresis and its consequences. A block of a source that is cleared lasts until it
+ * expires: action_ns is a minimum. */
 static __always_inline void cls_verdict_update(struct cls_work *w, const struct cls_tunables *t,
 					       struct cls_fuse *z, struct cls_record *r,
 					       const struct kerb_decision *d, __u32 against)
@@ -176,7 +175,7 @@ static __always_inline void cls_prepare_event(struct cls_work *w, const struct k
 	__builtin_memcpy(e->values, w->job.values, sizeof(e->values));
 }
 
-/* Whether the source of the job is among z->held: it was blocked before the window began. */
+/* Whether the source of the job is counted in z->held: it was blocked before the window began. */
 static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_fuse *z)
 {
 	struct cls_block *b = z->held ? bpf_map_lookup_elem(&blocks, &w->job.source) : 0;
@@ -184,8 +183,7 @@ static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_
 	return b && b->since / cls_epoch_ns() < z->window;
 }
 
-/* What follows from the decisions on this CPU's job. compared: the shadow model has decided,
- * too. */
+/* Applies the decisions on this CPU's job. compared: the shadow model has decided, too. */
 __noinline int cls_decision_apply(__u32 compared)
 {
 	struct cls_work *w = cls_work();
@@ -221,8 +219,9 @@ __noinline int cls_decision_apply(__u32 compared)
 	return 0;
 }
 
-/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the
- * verifier examines them once; two, so that models have the stack that the sentence takes. */
+/* Evaluates the job of this CPU, for packets, timers and queues. Global functions, so that the
+ * verifier examines them once; two, so that models have the stack that applying the decision
+ * takes. */
 __noinline int cls_evaluate_job(void)
 {
 	struct cls_work *w = cls_work();
@@ -242,7 +241,7 @@ __noinline int cls_evaluate_job(void)
 
 #define CLS_DRAIN 32 /* evaluations of one run of the timer */
 
-/* Judges what waits, up to so many. */
+/* Evaluates up to this many pending jobs. */
 __noinline int cls_drain(__u32 most)
 {
 	struct cls_work *w = cls_work();
@@ -258,7 +257,7 @@ __noinline int cls_drain(__u32 most)
 	return 0;
 }
 
-/* w->job is complete: judge it, or leave it to who does. */
+/* w->job is complete: evaluates it, or queues it. */
 static __always_inline void cls_dispatch(struct cls_work *w)
 {
 	if (deferred == CLS_AT_ONCE) {
@@ -273,7 +272,7 @@ static __always_inline void cls_dispatch(struct cls_work *w)
 	}
 }
 
-/* Drops a packet of a source that is blocked, and sees how much that is in all. */
+/* Drops a packet of a blocked source, and checks the total number of drops. */
 static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w,
 				    const struct cls_tunables *t, struct cls_fuse *z,
 				    struct cls_block *b, __u32 reason)
@@ -319,7 +318,7 @@ static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_w
 	return KERB_NEXT;
 }
 
-/* What the blocks say of a packet of w->job.source. */
+/* Applies the block, if any, to a packet of w->job.source. */
 static __always_inline int cls_enforce(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z)
 {
 	const struct cls_tunables *t;

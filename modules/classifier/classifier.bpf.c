@@ -2,14 +2,14 @@
 
 //go:build ignore
 
-/* The classifier counts what nodes of an RPL network, or flows, do (rpl.h, flow.h), in windows
- * (window.h), has models judge that (engine.h), and acts on what they say (action.h). Packets are
- * never changed. control.go fills the maps. */
+/* The classifier counts the activity of nodes of an RPL network, or of flows (rpl.h, flow.h), in
+ * windows (window.h), evaluates it with models (engine.h), and acts on the results (action.h).
+ * Packets are never changed. control.go fills the maps. */
 #include <kerb/module.h>
 #include "timer.h"
 
-/* Counts the packet. A function of its own, so that its stack is free again when models are
- * asked. */
+/* Counts the packet. A separate function, so that its stack is free again when models are
+ * evaluated. */
 static __noinline int cls_extract_features(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
@@ -23,7 +23,7 @@ static __noinline int cls_extract_features(struct kerb_pkt *pkt, __u32 local)
 	return extractor == CLS_RPL ? cls_rpl(pkt, w, z) : cls_flow(pkt, w, z, local);
 }
 
-/* A later packet judges what waits if it comes after a pause of a tick of the clock. */
+/* A later packet evaluates pending jobs if it arrives after a pause of a clock tick. */
 static __always_inline int cls_evaluates_waiting(const struct cls_work *w)
 {
 	return deferred == CLS_NEXT_PACKET && w->now != w->before;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Extractor flow: packets of both directions of a 5-tuple, or of all flows with a remote address.
- * Later fragments have no ports: they are a flow of their own, with ports 0. */
+ * Later fragments have no ports: they are a separate flow, with ports 0. */
 #ifndef CLS_FLOW_H
 #define CLS_FLOW_H
 
@@ -62,7 +62,7 @@ static __always_inline int cls_flow_source(struct kerb_pkt *pkt, struct cls_work
 	return 0;
 }
 
-/* Where the packet goes to: the port that a flow is opened to. */
+/* The packet's destination port: the port of a flow that it opens. */
 static __always_inline __be16 cls_to_port(const struct cls_source *s, __u32 local)
 {
 	return local ? s->port : s->local_port;
@@ -76,7 +76,7 @@ static __always_inline void cls_flow_flags(struct cls_record *r, __u8 flags)
 	}
 }
 
-/* Bytes of the transport header, as far as it is known. */
+/* Length of the transport header in bytes, as far as it is known. */
 static __always_inline __u32 cls_transport_len(const struct kerb_pkt *pkt, const struct tcphdr *tcp)
 {
 	if (tcp)
@@ -178,7 +178,7 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 		cls_flow_counted(pkt, w, r, local);
 		cls_note(pkt, r);
 	}
-	/* what is dropped has been counted: its window decides whether the block continues */
+	/* dropped packets were counted: their window decides whether the block continues */
 	return cls_enforce(pkt, w, z);
 }
 

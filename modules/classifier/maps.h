@@ -15,8 +15,8 @@
 #include "settings.h"
 
 /* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of
- * an RPL network fe80::(its interface identifier), whichever prefix it uses. All bytes count: zero
- * what does not apply. */
+ * an RPL network fe80::(its interface identifier), whichever prefix it uses. All bytes count: set
+ * unused fields to zero. */
 struct cls_source {
 	__u8 addr[16];	     /* rpl: the node; flow: the remote end; by_peer: the remote address */
 	__u8 local[16];	     /* flow: the service's end */
@@ -39,8 +39,8 @@ enum cls_rpl_sum {
 	CLS_RPL_REPEATS = 6,   /* frames that repeat a message */
 	CLS_RPL_BYTES = 7,     /* of messages, MAC header and FCS included */
 	CLS_RPL_MULTICAST = 8, /* RPL messages to the link's broadcast address */
-	CLS_RPL_VERSIONS = 9,  /* DIOs whose DODAG version is not that of the node's DIO before */
-	CLS_RPL_RANKS = 10,    /* DIOs whose rank is below that of the node's DIO before */
+	CLS_RPL_VERSIONS = 9,  /* DIOs with another DODAG version than the node's last DIO */
+	CLS_RPL_RANKS = 10,    /* DIOs whose rank is below that of the node's previous DIO */
 	CLS_RPL_SECURED = 11,
 	CLS_RPL_FRAGMENTS = 12, /* later fragments; the first one is the message */
 	CLS_RPL_GAPS = 13,	/* ms between messages */
@@ -48,7 +48,7 @@ enum cls_rpl_sum {
 };
 
 enum cls_flow_sum {
-	CLS_FLOW_PACKETS = 0, /* from the side that opened the flow; + 1: from the other */
+	CLS_FLOW_PACKETS = 0, /* from the initiator of the flow; + 1: from the responder */
 	CLS_FLOW_BYTES = 2,   /* the same; IP datagram, without padding */
 	CLS_FLOW_SQUARES = 4, /* of lengths */
 	CLS_FLOW_GAPS = 5,    /* us between packets, either direction */
@@ -63,35 +63,35 @@ enum cls_flow_sum {
 #define CLS_SUMS   16
 #define CLS_SLICES 4 /* of a sliding window; a tumbling one is one slice. A power of two */
 
-/* Smallest and largest of a slice; low is above high if there was none. */
+/* Minimum and maximum in a slice; low is above high if there was no value. */
 struct cls_range {
 	__u32 low, high;
 };
 
 struct cls_slice {
-	__u64 sum[CLS_SUMS];	 /* as it was when the slice began */
+	__u64 sum[CLS_SUMS];	 /* at the beginning of the slice */
 	struct cls_range length; /* flow: of packets; rpl: ranks that DIOs announced */
 	struct cls_range gap;	 /* us (rpl: ms) between packets (messages) */
 };
 
-/* A frame that was seen: its sender and sequence number, and when. */
+/* A received frame: its sender and sequence number, and its time. */
 struct cls_seen {
 	/* hash of the link source address, with the sequence number in the low byte; 0: none */
 	__u32 tag;
 	__u32 ms;
 };
 
-#define CLS_SEEN    4	     /* frames of which repeats are known */
-#define CLS_BEFORE  6	     /* sums of which the window before is a feature */
-#define CLS_ROLLING (1ULL << 63) /* in cls_record.slice: a CPU closes the slice */
+#define CLS_SEEN    4	     /* number of frames whose repetitions are recognized */
+#define CLS_BEFORE  6	     /* number of sums whose value in the previous window is a feature */
+#define CLS_ROLLING (1ULL << 63) /* in cls_record.slice: a CPU is closing the slice */
 
-/* What is known of a source. */
+/* The state of a source. */
 struct cls_record {
 	__u64 first, last;		   /* when packets (messages) were counted */
-	/* number of the slice that it is in: time / (length of slices) */
+	/* number of its current slice: time / (length of slices) */
 	__u64 slice;
-	__u64 judged;			   /* cls_fuse.window in which it was evaluated last */
-	/* number of the last slice that lapsing has an entry of, plus 1 */
+	__u64 judged;			   /* cls_fuse.window of its last evaluation */
+	/* number of the last slice for which lapsing has an entry, plus 1 */
 	__u64 armed;
 	__u64 sum[CLS_SUMS];		   /* since first */
 	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
@@ -101,29 +101,29 @@ struct cls_record {
 	__u32 version; /* of the model of the last evaluation; 0: never evaluated */
 	__u32 class;
 	__s32 score;
-	/* hits_needed of the last hits_of were against it, and not all since then for it */
+	/* hits_needed of the last hits_of were against it, and since then not all for it */
 	__u8 suspicious;
 	__u8 opener;	      /* flow: 1: the service's side opened it */
 	__u8 dodag_version;   /* of its last DIO, if has_dio */
 	__u8 has_dio;
 	__u16 rank;	      /* the same, host byte order */
-	__be16 service_port;  /* flow: port that the opening packet went to */
+	__be16 service_port;  /* flow: destination port of the opening packet */
 	struct cls_seen seen[CLS_SEEN]; /* newest first */
-	/* cls_config_id() that slice and past are of: records outlive a change of the config */
+	/* cls_config_id() of slice and past: records outlive a change of the config */
 	__u32 span;
 };
 
-/* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a
- * record at once. Beyond, they are newcomers: they get one after probation_packets packets, or when
- * they are met again after a whole window, up to another eighth a window. So a known source that is
- * heard once in three windows is always among the used half of the table, whatever other sources
- * send. */
+/* Protection against forged sources. Up to an eighth of the table's capacity per window, sources
+ * get a record immediately. Beyond that they are newcomers: they get one after probation_packets
+ * packets, or when they are seen again after a whole window, up to another eighth per window. So a
+ * known source that is heard once in three windows is always among the used half of the table,
+ * whatever other sources send. */
 struct cls_newcomer {
 	__u64 first;
 	__u64 packets;
 };
 
-/* Whose a 6LoWPAN datagram in fragments is: only the first fragment names its source. Value: struct
+/* The source of a fragmented 6LoWPAN datagram: only the first fragment names it. Value: struct
  * cls_source. */
 struct cls_datagram {
 	__u64 link; /* source address of the MAC header, as on the air */
@@ -131,13 +131,13 @@ struct cls_datagram {
 	__u16 tag, size;
 };
 
-/* Value of blocks: what is done to a source, until it expires. */
+/* Value of blocks: the action on a source, until it expires. */
 struct cls_block {
 	__u64 since;
 	__u64 until;   /* 0: until unblocked */
 	__u64 packets; /* that met it */
 	__u64 dropped; /* of them */
-	__u64 due;     /* CLS_RATE_LIMIT: when the next packet is within the rate */
+	__u64 due;     /* CLS_RATE_LIMIT: theoretical arrival time of the next packet */
 	__u32 version; /* of the model, 0: the operator */
 	__u32 class;
 	__s32 score;
@@ -152,16 +152,16 @@ enum cls_fuse_cause {
 	CLS_FUSE_PACKETS = 3, /* more than fuse_packets percent of the packets */
 };
 
-/* Once the fuse has blown nothing is done to packets any more, blocks are left as they are. The
- * control plane mends it: it empties blocks, then sets all of this to 0. */
+/* Once the fuse has blown, no action is taken on packets any more, and blocks stay unchanged. The
+ * control plane resets it: it empties blocks, then sets all of this to 0. */
 struct cls_fuse {
 	__u64 blown;  /* when */
 	__u32 cause;  /* enum cls_fuse_cause */
-	/* entries in blocks; who adds or deletes one changes this by an atomic addition */
+	/* entries in blocks; atomically updated when one is added or deleted */
 	__u32 blocked;
-	__u64 window; /* number of the window that what follows is of */
+	__u64 window; /* number of the window of the following fields */
 	__u32 judged; /* sources, those in held excepted */
-	__u32 sources_before; /* in the window before, those included that were blocked */
+	__u32 sources_before; /* in the previous window, including those that were blocked */
 	__u64 packets, dropped; /* counted if fuse_packets is below 100 */
 	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
 	__u32 held; /* blocked when the window began */
@@ -219,15 +219,15 @@ enum cls_flow_feature {
 
 #define CLS_VALUES 32 /* features of an extractor */
 
-/* What is to be judged: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
+/* Pending evaluations: entries of due (CLS_NEXT_PACKET, CLS_TIMER). */
 struct cls_due {
 	__u64 time; /* end of the window */
 	struct cls_source source;
 	__s32 values[CLS_VALUES]; /* features, in the order of the extractor's names */
 };
 
-/* Value of windows, for the control plane (CLS_USER), which deletes what it has read and writes
- * blocks. */
+/* Value of windows, for the control plane (CLS_USER), which deletes entries that it has read and
+ * writes blocks. */
 struct cls_window {
 	__u64 time; /* end of the window */
 	__s32 values[CLS_VALUES];
@@ -235,8 +235,8 @@ struct cls_window {
 
 enum cls_event_kind {
 	CLS_EVENT_EVALUATED = 0,  /* nothing has changed */
-	CLS_EVENT_SUSPICIOUS = 1, /* the source has become so; action is what is done */
-	CLS_EVENT_CLEARED = 2,	  /* it is so no more; a block lasts until its time */
+	CLS_EVENT_SUSPICIOUS = 1, /* the source has become suspicious; action is the one taken */
+	CLS_EVENT_CLEARED = 2,	  /* no longer suspicious; a block lasts until it expires */
 	CLS_EVENT_FUSE = 3,	  /* the fuse has blown, on this source */
 };
 
@@ -245,8 +245,8 @@ struct cls_event {
 	__u64 time; /* end of the window */
 	struct cls_source source;
 	__u8 kind;    /* enum cls_event_kind */
-	/* enum cls_action that is carried out; CLS_EVENT: none, as in watch mode, for allowed
-	 * sources, with the fuse blown */
+	/* enum cls_action that is taken; CLS_EVENT: none, as in watch mode, for allowed sources,
+	 * with the fuse blown */
 	__u8 action;
 	__u8 allowed; /* the source is on the allow-list */
 	__u8 cause;   /* enum cls_fuse_cause, of CLS_EVENT_FUSE */
@@ -259,8 +259,8 @@ struct cls_event {
 
 /* Indices of counts. */
 enum cls_count {
-	CLS_COUNT_PACKETS = 0,	 /* that the extractor examined */
-	CLS_COUNT_NOT_OURS = 1,	 /* no frames of the configured kind, passed */
+	CLS_COUNT_PACKETS = 0,	 /* examined by the extractor */
+	CLS_COUNT_NOT_OURS = 1,	 /* not frames of the configured kind, passed */
 	CLS_COUNT_TRUNCATED = 2, /* ended within a header, passed */
 	CLS_COUNT_MALFORMED = 3, /* reserved modes, impossible lengths, passed */
 	/* no source to count it for: acknowledgements, beacons, commands, no source address */
@@ -275,16 +275,16 @@ enum cls_count {
 	CLS_COUNT_EMPTY = 11,
 	CLS_COUNT_NO_MODEL = 12, /* evaluations without a model */
 	CLS_COUNT_POSITIVE = 13, /* evaluations against a source */
-	/* evaluations that found due or windows full, windows that found lapsing full */
+	/* evaluations for which due or windows was full, windows for which lapsing was full */
 	CLS_COUNT_NO_ROOM = 14,
-	CLS_COUNT_ALLOWED = 15,	 /* actions not carried out: the source is on the allow-list */
-	/* packets that would have been dropped, limited or marked but for watch mode or the fuse */
+	CLS_COUNT_ALLOWED = 15,	 /* actions not taken: the source is on the allow-list */
+	/* packets that would have been dropped, limited or marked without watch mode or the fuse */
 	CLS_COUNT_WATCHED = 16,
 	CLS_COUNT_MARKED = 17,
 	CLS_COUNT_LIMITED = 18, /* dropped over the rate */
 	CLS_COUNT_DROPPED = 19,
 	CLS_COUNT_DROPPED_SECURED = 20,
-	/* Shadow model alongside the live one, by what they say of a source: */
+	/* Decisions of the shadow model compared with those of the live one: */
 	CLS_COUNT_BOTH_HARMLESS = 21,
 	CLS_COUNT_BOTH_POSITIVE = 22,
 	CLS_COUNT_ONLY_LIVE = 23,
@@ -332,15 +332,15 @@ struct {
 	__type(value, struct cls_block);
 } blocks SEC(".maps");
 
-/* Key of allowed: prefixes of addr or local of sources, behind the half of the config. */
+/* Key of allowed: prefixes of addr or local of sources, after the half of the config. */
 struct cls_prefix {
-	__u32 len; /* with the bits of half */
+	__u32 len; /* including the bits of half */
 	__u32 half;
 	__u8 addr[16];
 };
 
-/* Asked only before something is done to a source. The control plane deletes blocks of sources that
- * become allowed. */
+/* Looked up only before an action is taken on a source. The control plane deletes blocks of sources
+ * that become allowed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 2 * CLS_ALLOWED);
@@ -351,14 +351,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane corrects blocked, atomically */
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane atomically corrects blocked */
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct cls_fuse);
 } fuse SEC(".maps");
 
 /* By role of the model: a bit for each class that is no reason to act. Written by the control plane
- * before a model is used; 0: not yet. */
+ * before a model is used; 0: not written yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, KERB_MODEL_ROLES);
@@ -380,8 +380,8 @@ struct {
 	__type(value, struct cls_window);
 } windows SEC(".maps");
 
-/* Taken for a moment by who changes what only one may; fetching atomic operations need Linux 5.12.
- * Index 0 is the fuse's. */
+/* Locks, held briefly for changes that only one CPU may make; fetching atomic operations need Linux
+ * 5.12. Index 0 is the fuse's. */
 struct cls_lock {
 	struct bpf_spin_lock lock;
 };
@@ -395,14 +395,14 @@ struct {
 	__type(value, struct cls_lock);
 } locks SEC(".maps");
 
-/* A window that has something in it, and its end: entries of lapsing, which the timer reads. */
+/* A window with packets, and its end: entries of lapsing, which the timer reads. */
 struct cls_lapse {
 	__u64 due;
 	struct cls_source source;
 };
 
-/* In the order in which windows end, for all end at multiples of their length. Twice as many as
- * sources: those of the window before may still wait. Without room a window ends with the next
+/* In the order in which windows end, as all of them end at multiples of their length. Twice as many
+ * as sources: those of the previous window may still wait. Without room a window ends with the next
  * packet of its source. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);

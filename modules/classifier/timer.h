@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What happens off the packets' path: the models' work (CLS_TIMER), and the end of windows whose
- * sources have fallen silent: who stops to attack is judged, too. */
+/* Work off the packets' path: evaluation of models (CLS_TIMER), and the end of windows whose
+ * sources have fallen silent, so that a source is evaluated even if it stops to send. */
 #ifndef CLS_TIMER_H
 #define CLS_TIMER_H
 
@@ -9,7 +9,7 @@
 
 #define CLS_TIMER_NS 10000000 /* between two runs while evaluations wait */
 #define CLS_LAPSE_NS 1000000  /* between two runs while windows wait that have ended */
-/* windows of one run: the timer is short, for what else the CPU has to do */
+/* windows per run: the timer is short, in favour of the CPU's other work */
 #define CLS_LAPSES   64
 
 #define CLS_CLOCK_MONOTONIC 1
@@ -28,8 +28,8 @@ static __always_inline void cls_evaluate_lapsed(struct cls_work *w)
 		cls_evaluate_job();
 }
 
-/* Ends the window of the source of w->lapse, unless a packet has. 1: it is to be judged, which the
- * caller does, for models need the stack that this takes. */
+/* Ends the window of the source of w->lapse, unless a packet has. Returns 1 if it is to be
+ * evaluated by the caller, since models need the stack that this takes. */
 __noinline int cls_window_expire_one(void)
 {
 	struct cls_work *w = cls_work();
@@ -55,8 +55,8 @@ __noinline int cls_window_expire_one(void)
 	return !!w->held;
 }
 
-/* Ends windows that are due, a bounded number. 1: more may be. Entries that are due later than any
- * of this config are of another one: their records tell. */
+/* Ends a bounded number of due windows. Returns 1 if there may be more. Entries that are due later
+ * than any of this config belong to another one, as their records show. */
 static __noinline int cls_window_expire_some(void)
 {
 	struct cls_work *w = cls_work();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sources and their windows: who gets a record, how a slice of time ends, what a window held. */
+/* Sources and their windows: allocation of records, the end of a slice, the contents of a
+ * window. */
 #ifndef CLS_WINDOW_H
 #define CLS_WINDOW_H
 
@@ -8,21 +9,21 @@
 /* Work space of one CPU. */
 struct cls_work {
 	struct cls_frame frame;
-	struct cls_due job;	   /* the source of this packet, and what is to be judged of it */
+	struct cls_due job;	   /* the source of this packet, and its evaluation */
 	struct cls_event event;
 	struct cls_window window;
 	struct cls_block block;
 	struct cls_prefix prefix;
 	__u32 due;		   /* the job is complete */
-	/* of the values and of allowed: see KERB_TUNABLES. Not yet known: CLS_NO_HALF */
+	/* of the values and of allowed: see KERB_TUNABLES. Not determined yet: CLS_NO_HALF */
 	__u32 half;
-	__u64 held;		   /* 0: the window had nothing in it */
+	__u64 held;		   /* 0: the window was empty */
 	struct cls_lapse lapse;	   /* of the timer, or for it */
 	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
 	__u64 sum[CLS_SUMS];	   /* of the window */
 	struct cls_range length, gap;
-	__u64 now, before;	   /* time of this packet and of the one before */
-	struct cls_record fresh; /* what records begin as */
+	__u64 now, before;	   /* time of this packet and of the previous one */
+	struct cls_record fresh; /* initial contents of records */
 };
 
 struct {
@@ -41,7 +42,7 @@ static __always_inline struct cls_work *cls_work(void)
 
 #define CLS_NO_HALF 2
 
-/* The values that this packet, or this run of the timer, uses to its end. Most need none. */
+/* The values that apply to this packet, or this run of the timer, until its end. Most need none. */
 static __always_inline const struct cls_tunables *cls_tunables(struct cls_work *w)
 {
 	if (w->half == CLS_NO_HALF)
@@ -56,7 +57,7 @@ static __always_inline struct cls_fuse *cls_fuse(void)
 	return bpf_map_lookup_elem(&fuse, &zero);
 }
 
-/* Notes what the last evaluation said of the packet's source: version, class and score. */
+/* Notes the last evaluation of the packet's source: version, class and score. */
 static __always_inline void cls_note(struct kerb_pkt *pkt, const struct cls_record *r)
 {
 	if (r->version)
@@ -73,8 +74,8 @@ static __always_inline void cls_count(__u32 what)
 		*n += 1;
 }
 
-/* The time. Flows are measured in microseconds, all else is content with ticks. A function of its
- * own, so that tests can put a clock of theirs in its place. */
+/* The time. Flows are measured in microseconds; ticks are sufficient for everything else. A
+ * separate function, so that tests can replace the clock. */
 static __noinline __u64 cls_clock(void)
 {
 	return extractor == CLS_FLOW ? bpf_ktime_get_ns() : kerb_now();
@@ -98,7 +99,7 @@ static __always_inline __u32 cls_config_id(void)
 	return window_ns / 1000 << 1 | sliding;
 }
 
-/* Changes *place from one value to another: 1 for the one CPU that does. */
+/* Changes *place from one value to another: returns 1 on the one CPU that does. */
 static __always_inline int cls_compare_and_swap(__u64 *place, __u64 from, __u64 to, __u32 which)
 {
 	__u32 index = which & (CLS_LOCKS - 1);
@@ -115,18 +116,18 @@ static __always_inline int cls_compare_and_swap(__u64 *place, __u64 from, __u64 
 	return won;
 }
 
-/* Sources of the window so far; those that are blocked count even if they are silent. */
+/* Number of sources in the window so far; blocked ones count even if they are silent. */
 static __always_inline __u64 cls_source_count(const struct cls_fuse *z)
 {
 	return (__u64)z->judged + z->held;
 }
 
-/* Begins a new window of what is counted of all sources. */
+/* Starts a new window of the counters over all sources. */
 static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 {
 	__u64 window = z->window, n = now / cls_epoch_ns();
 
-	/* by a CPU that is ahead; more is of a config with shorter windows */
+	/* by a CPU that is ahead; larger differences come from a config with shorter windows */
 	if (window == n || window == n + 1)
 		return;
 	if (!cls_compare_and_swap(&z->window, window, n, 0))
@@ -195,13 +196,13 @@ static __always_inline struct cls_record *cls_source_lookup(struct cls_work *w, 
 	return bpf_map_lookup_elem(&records, &w->job.source);
 }
 
-/* The slice that the record is in. */
+/* The current slice of the record. */
 static __always_inline struct cls_slice *cls_slice(struct cls_record *r, __u64 number)
 {
 	return &r->past[number & (CLS_SLICES - 1)];
 }
 
-/* Widens a range by a value. Two CPUs at the same time may miss one. */
+/* Extends a range to a value. Two CPUs at the same time may miss one. */
 static __always_inline void cls_range_extend(struct cls_range *r, __u64 value)
 {
 	__u32 v = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
@@ -220,7 +221,7 @@ static __always_inline void cls_window_merge(struct cls_range *r, const struct c
 		r->high = other->high;
 }
 
-/* What the window that ends with a slice has held: w->sum, length and gap. */
+/* The contents of the window that ends with a slice: w->sum, length and gap. */
 static __always_inline void cls_window_of(struct cls_work *w, struct cls_record *r, __u64 slice)
 {
 	struct cls_slice *base = cls_slice(r, sliding ? slice + 1 : slice);
@@ -240,7 +241,7 @@ static __always_inline void cls_window_of(struct cls_work *w, struct cls_record 
 	}
 }
 
-/* Begins slice n, and those between that had no packets. */
+/* Starts slice n, and skips slices without packets. */
 static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_record *r, __u64 slice,
 					    __u64 n)
 {
@@ -271,7 +272,7 @@ static __always_inline void cls_window_save(struct cls_work *w, struct cls_recor
 	}
 }
 
-/* Begins to count again, in slice n: what was counted before was in windows of another length. */
+/* Starts counting again, in slice n: previous counts were in windows of another length. */
 static __always_inline void cls_window_restart(struct cls_work *w, struct cls_record *r, __u64 n)
 {
 	cls_slice_begin(w, r, n - CLS_SLICES, n);
@@ -280,9 +281,9 @@ static __always_inline void cls_window_restart(struct cls_work *w, struct cls_re
 	*(volatile __u64 *)&r->slice = n;
 }
 
-/* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to
- * take the features from w->sum, length and gap, and to call cls_window_closed(). Others that count
- * meanwhile do so for one of the two slices. */
+/* Ends the slice of the record if its time is over: returns 1 on the one CPU that does, which then
+ * takes the features from w->sum, length and gap, and calls cls_window_closed(). CPUs that count in
+ * the meantime do so for one of the two slices. */
 static __always_inline int cls_window_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
 {
 	__u64 n;
@@ -316,7 +317,7 @@ static __always_inline void cls_window_closed(struct cls_work *w, struct cls_rec
 	*(volatile __u64 *)&r->slice = n;
 }
 
-/* Has the timer end the slice that the record is in, should no packet do so. */
+/* Makes the timer end the slice of the record, in case no packet does. */
 static __always_inline void cls_timer_arm(struct cls_work *w, struct cls_record *r)
 {
 	__u64 slice = *(volatile __u64 *)&r->slice;
@@ -346,7 +347,7 @@ static __always_inline int cls_evaluation_due(struct cls_work *w, struct cls_rec
 	return 1;
 }
 
-/* Feature i of what is to be judged. */
+/* Feature i of the evaluation. */
 static __always_inline void cls_value(struct cls_work *w, __u32 i, __u64 value)
 {
 	w->job.values[i] = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
@@ -357,7 +358,7 @@ static __always_inline __u64 cls_mean(__u64 sum, __u64 n)
 	return n ? sum / n : 0;
 }
 
-/* Square root, rounded down, without branches: the verifier would follow each way. */
+/* Square root, rounded down, without branches: the verifier would follow each path. */
 static __always_inline __u64 cls_root(__u64 square)
 {
 	__u64 root = 0;
