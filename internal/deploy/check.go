@@ -26,8 +26,8 @@ func (d *Module) Invalid(field string, err error) error {
 var errSelectsNothing = errors.New("selects nothing; " +
 	"set services to a label selector (* for every service) or list interfaces or cgroups")
 
-// checkSpec reads the spec and the package, and returns all mistakes in them. What has been parsed of the package that
-// runs now is not parsed again.
+// checkSpec checks the spec and the package, and returns all errors in them. Parsed parts of the running package are
+// reused.
 func (d *Module) checkSpec(catalog *pkgs.Catalog, now *Module) (err error) {
 	spec := d.Resource.Spec
 	var wrong []error
@@ -68,7 +68,7 @@ func (d *Module) checkBudgetSyntax() error {
 	return errors.Join(wrong...)
 }
 
-// checkAttach compares the attach points that a module is wanted on with what its package runs on.
+// checkAttach compares the attach points of a module with those that its package supports.
 func (d *Module) checkAttach() error {
 	attach := d.Resource.Spec.Attach
 	wrong := func(field, reason string) error {
@@ -97,7 +97,8 @@ func (d *Module) checkAttach() error {
 	return nil
 }
 
-// checkCgroups rejects new cgroups that do not exist: most often a mistake in the path. Later they may go and come.
+// checkCgroups rejects new cgroups that do not exist: most often the path is wrong. Existing ones may disappear and
+// reappear.
 func (d *Module) checkCgroups(now *Module) error {
 	var known []string
 	if now != nil {
@@ -114,7 +115,7 @@ func (d *Module) checkCgroups(now *Module) error {
 	return nil
 }
 
-// checkHooks rejects a hook on which the config does not work, as its control plane says.
+// checkHooks rejects a hook that the control plane does not support with this config.
 func (d *Module) checkHooks(only []string) error {
 	for _, hook := range only {
 		if !d.Pkg.HasHook(hook) {
@@ -136,8 +137,8 @@ func (d *Module) checkMemory(settings sdk.Settings) error {
 	return nil
 }
 
-// canonical is the config with its secrets and defaults, never shown or kept: what the map set's identity is made
-// from.
+// canonical returns the config with its secrets and defaults, from which the map set's identity is derived. It is never
+// shown or stored.
 func (d *Module) canonical() (json.RawMessage, error) {
 	config, err := d.Pkg.ResolveSecrets(d.Resource.Spec.Config, readSecret)
 	if err != nil {
@@ -165,7 +166,7 @@ func (d *Module) configError(err error) error {
 		return d.Invalid(strings.TrimSuffix("spec.config."+mistake.Field, "."), errors.New(mistake.Reason))
 	}
 	var object *pkgs.ObjectError
-	if errors.As(err, &object) { // the data plane is first read for its constants
+	if errors.As(err, &object) { // the data plane is read for the first time here, for its constants
 		return d.Invalid("spec.package", err)
 	}
 	return d.Invalid("spec.config", err)

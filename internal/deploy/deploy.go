@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package deploy prepares modules: it finds the package, checks spec and config, has the control plane compile the
+// Package deploy prepares modules: it finds the package, checks spec and config, makes the control plane compile the
 // config, and describes the result for plans and for the data plane. It changes nothing in the kernel.
 package deploy
 
@@ -23,35 +23,35 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Module is a module with all that is needed to run it.
+// Module is a module with everything that is needed to run it.
 type Module struct {
 	plan.Module
 	Pkg       *pkgs.Package
 	Control   *control.Supervisor // nil without a control plane
-	Config    json.RawMessage     // with its defaults and secrets: never shown or kept
+	Config    json.RawMessage     // with its defaults and secrets: never shown or stored
 	Dataplane dataplane.Module
-	Err       error // why it cannot run: only for modules from the store
-	// Filled is the map of the values that run, if the control plane has filled the free half of the maps that go with it
-	// for d. It is nil after the change: later ones write that half.
+	Err       error // why it cannot run; only for modules from the store
+	// Filled is the map of the running values, if the control plane has filled the free half of their maps for d. It is
+	// nil after the change: later changes write that half.
 	Filled *ebpf.Map
 
 	tunable bool // it has KERB_TUNABLES
 	started bool // the control plane works on this map set
 }
 
-// Unavailable stands for a module that cannot run, where the module would be by the rank of its package, which is nil
-// if it is not known.
+// Unavailable represents a module that cannot run. Its position follows from the rank of its package, which is nil if
+// it is unknown.
 func Unavailable(m v1.Module, why error, closed bool, rank func(service bool) int) *Module {
-	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // one that is wrong selects nothing
+	selector, _ := service.ParseSelector(m.Spec.Attach.Services) // an invalid one selects nothing
 	module := dataplane.Unavailable(m.Metadata.Name, closed)
 	return &Module{Err: why, Dataplane: module,
 		Module: plan.Module{Resource: m, Selector: selector, CannotRun: true, Rank: rank, Member: memberOf(module)}}
 }
 
-// Name of the module.
+// Name returns the name of the module.
 func (d *Module) Name() string { return d.Resource.Metadata.Name }
 
-// Start makes the module's map set the one that its control plane works on.
+// Start makes the control plane work on the module's map set.
 func (d *Module) Start(m sdk.Maps, attachments []sdk.Attachment) error {
 	if d.started {
 		d.Control.SetAttachments(attachments)
@@ -61,7 +61,7 @@ func (d *Module) Start(m sdk.Maps, attachments []sdk.Attachment) error {
 	return d.Control.Start(d.Config, m, attachments)
 }
 
-// CgroupPaths are the cgroups that the module needs: its own, and root for the sockets of services.
+// CgroupPaths returns the cgroups that the module needs: its own, and root for the sockets of services.
 func (d *Module) CgroupPaths(root string) []string {
 	if !d.Sockets {
 		return nil
@@ -73,7 +73,7 @@ func (d *Module) CgroupPaths(root string) []string {
 	return paths
 }
 
-// Candidate is the module for budgets. The caller sets Measure.
+// Candidate returns the module for budgets. The caller sets Measure.
 func (d *Module) Candidate() apply.Candidate {
 	name := d.Dataplane.Name
 	c := apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()),
@@ -84,10 +84,10 @@ func (d *Module) Candidate() apply.Candidate {
 	return c
 }
 
-// Limits of a module that can run.
+// Limits returns the limits of a module that can run.
 func (d *Module) Limits() apply.Limits { return apply.LimitsOf(d.Resource.Spec.Budget, d.Pkg.Budget) }
 
-// AttachedHooks are those that the module runs on where it is attached.
+// AttachedHooks returns the hooks that the module uses on its attach points.
 func (d *Module) AttachedHooks() []chain.Hook {
 	var out []chain.Hook
 	if d.Resource.Spec.Attach.Services != "" {
@@ -100,17 +100,17 @@ func (d *Module) AttachedHooks() []chain.Hook {
 	return slices.Compact(out)
 }
 
-// SameProgram reports whether d differs from before in values only, for which nothing is verified.
+// SameProgram reports whether d differs from before only in values, so that nothing has to be verified.
 func (d *Module) SameProgram(before *Module) bool {
 	return before != nil && before.Err == nil && d.Values != "" && d.Dataplane.ID == before.Dataplane.ID
 }
 
-// Identity is equal for equal code and config.
+// Identity returns a digest that is equal for equal code and config.
 func (d *Module) Identity() string {
 	return chain.ShortHash([]byte(d.Pkg.Digest), d.Config, []byte(d.builder()))
 }
 
-// builder is what else decides on the contents of maps: built-in control planes are part of this build.
+// builder returns what else determines the contents of maps: built-in control planes are part of this build.
 func (d *Module) builder() string {
 	if d.Pkg.Control != nil && d.Pkg.Control.Builtin {
 		return version.Version()
@@ -118,9 +118,9 @@ func (d *Module) builder() string {
 	return ""
 }
 
-// shape is the identity of a map set whose values may change: equal for equal code and all else of the config. An
-// idle direction is neither verified nor measured. A control plane's answer may have empty members; those that are read
-// after a restart have none.
+// shape returns the identity of a map set whose values may change: equal for equal code and equal rest of the config.
+// An idle direction is neither verified nor measured. A control plane's answer may have empty members, which are
+// missing when it is read after a restart.
 func (d *Module) shape(settings sdk.Settings) string {
 	text, err := json.Marshal(sdk.Settings{Constants: settings.Constants, MaxEntries: settings.MaxEntries,
 		Shape: settings.Shape + usesSets(settings), Idle: settings.Idle})
@@ -130,7 +130,7 @@ func (d *Module) shape(settings sdk.Settings) string {
 	return chain.ShortHash([]byte(d.Pkg.Digest), []byte(d.builder()), text)
 }
 
-// usesSets differs where the maps of sets are those of the node.
+// usesSets is true if the module uses the node's maps of sets.
 func usesSets(settings sdk.Settings) string {
 	if len(settings.Sets) > 0 {
 		return " sets"
@@ -138,7 +138,8 @@ func usesSets(settings sdk.Settings) string {
 	return ""
 }
 
-// dataplaneModule derives the identity of the map set: what shares it can take over the maps of what runs.
+// dataplaneModule derives the identity of the map set: a map set with the same shape can take over maps of the running
+// one.
 func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	id, values := d.Identity(), ""
 	if d.tunable {
@@ -169,7 +170,7 @@ func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	}
 }
 
-// failClosed is the module's policy, or else its package's.
+// failClosed returns the module's policy, or by default its package's.
 func (d *Module) failClosed() bool {
 	if p := d.Resource.Spec.FailurePolicy; p != "" {
 		return p == v1.FailClosed
@@ -180,7 +181,7 @@ func (d *Module) failClosed() bool {
 // onSockets reports whether the module runs on sockets and not on packets.
 func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 
-// describe gives plans what they need to know of the module.
+// describe returns the module as plans see it.
 func (d *Module) describe(settings sdk.Settings) {
 	d.Member, d.Values = memberOf(d.Dataplane), d.Dataplane.Values
 	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.RankOn, d.onSockets(), d.Pkg.Replies
@@ -199,7 +200,7 @@ func (d *Module) describe(settings sdk.Settings) {
 	d.Idle = as[chain.Direction](settings.Idle)
 }
 
-// findEntries notes for which hooks and directions the package has a function, and whether it has tunables.
+// findEntries determines the hooks and directions for which the package has a function, and whether it has tunables.
 func (d *Module) findEntries() error {
 	d.Entries = map[chain.Hook]map[chain.Direction]bool{}
 	for _, hook := range d.Pkg.Hooks {
@@ -216,7 +217,7 @@ func (d *Module) findEntries() error {
 	return nil
 }
 
-// as gives strings of manifests and control planes their type.
+// as converts strings of manifests and control planes to their types.
 func as[T ~string](texts []string) (out []T) {
 	for _, text := range texts {
 		out = append(out, T(text))

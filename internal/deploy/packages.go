@@ -22,7 +22,7 @@ func Packages(catalog *pkgs.Catalog, modules map[string]*Module) (list []v1.Pack
 			out[d.Pkg.Source] = PackageView(d.Pkg)
 		}
 	}
-	err = catalog.EachPulled(func(p *pkgs.Package) { // after those of modules: one that runs may not be trusted any more
+	err = catalog.EachPulled(func(p *pkgs.Package) { // after those of modules: a running one may no longer be trusted
 		out[p.Source] = PackageView(p)
 	})
 	if err != nil {
@@ -34,7 +34,7 @@ func Packages(catalog *pkgs.Catalog, modules map[string]*Module) (list []v1.Pack
 	return list, nil
 }
 
-// Package returns one by name or directory.
+// Package returns a package by name or directory.
 func Package(catalog *pkgs.Catalog, modules map[string]*Module, name string) (v1.Package, error) {
 	for _, d := range modules {
 		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin && (d.Pkg.Name == name || d.Pkg.Source == name) {
@@ -48,7 +48,7 @@ func Package(catalog *pkgs.Catalog, modules map[string]*Module, name string) (v1
 	return PackageView(p), nil
 }
 
-// PackageView returns what the API says of a package.
+// PackageView returns a package as the API shows it.
 func PackageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description,
 		Hooks:  p.Hooks,

@@ -23,18 +23,18 @@ import (
 // Preparer prepares modules.
 type Preparer struct {
 	Log     *slog.Logger
-	Base    context.Context // of control planes' background work
+	Base    context.Context // of the background work of control planes
 	Catalog *pkgs.Catalog
 	Control *control.Manager
 	Observe func() (chain.State, error) // the state of the kernel
-	// Maps returns those of a module that runs, nil if they are not open. Free makes their half ready to be filled that no
-	// packet reads, and reports whether there is one.
+	// Maps returns the maps of a running module, nil if they are not open. Free prepares their half that no packet reads
+	// to be filled, and reports whether there is one.
 	Maps func(module string) sdk.Maps
 	Free func(sdk.Maps) bool
 }
 
-// prepare checks a module as far as that is possible without the kernel. now is the module as it runs, or nil. Errors
-// are those of package apierrors. If fill, maps of the module that runs may be filled at once.
+// prepare checks a module as far as possible without the kernel. now is the running module, or nil. Errors are those of
+// package apierrors. If fill is set, maps of the running module may be filled immediately.
 func (p *Preparer) prepare(m v1.Module, now *Module, fill bool) (_ *Module, err error) {
 	d := &Module{Module: plan.Module{Resource: m}}
 	defer func() {
@@ -68,9 +68,9 @@ func (p *Preparer) prepare(m v1.Module, now *Module, fill bool) (_ *Module, err 
 	return d, nil
 }
 
-// All prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of another
-// kind, so that a request does not wait for each of several control planes that do not answer. What runs unchanged
-// stays as it is. If fill, control planes may fill maps that no packet reads: a dry run must not.
+// All prepares the modules of a request and joins the errors in all of them. It returns at the first error of another
+// kind, so that a request does not wait for several control planes that do not answer. Unchanged running modules are
+// kept. If fill is set, control planes may fill maps that no packet reads: a dry run must not.
 func (p *Preparer) All(asked []v1.Module, now map[string]*Module, fill bool) (map[string]*Module, error) {
 	prepared := map[string]*Module{}
 	var refused []error
@@ -96,7 +96,7 @@ func (p *Preparer) next(m v1.Module, now *Module, fill bool) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = d.checkMemory(d.Dataplane.Settings) // one that was accepted runs on when this build needs more
+	err = d.checkMemory(d.Dataplane.Settings) // an accepted module keeps running if this build needs more
 	if err == nil {
 		err = d.checkCgroups(now)
 	}
@@ -107,7 +107,7 @@ func (p *Preparer) next(m v1.Module, now *Module, fill bool) (*Module, error) {
 	return d, nil
 }
 
-// Accepted prepares a module that was accepted earlier: what is wrong with it now is a condition.
+// Accepted prepares a module that was accepted earlier: errors in it are reported as a condition.
 func (p *Preparer) Accepted(m v1.Module) *Module {
 	d, err := p.prepare(m, nil, false)
 	if err != nil {
@@ -117,9 +117,9 @@ func (p *Preparer) Accepted(m v1.Module) *Module {
 	return d
 }
 
-// Again prepares a module that could not run when the agent started, if that may be different now: a file system that
-// was not mounted, a slow control plane. What the kernel rejects it will reject again, and a chain that
-// cannot carry labels stays too large until a change. It returns nil if the module still cannot run.
+// Again prepares a module that could not run when the agent started, if the result may be different now, for example
+// after a file system was mounted or with a slow control plane. The kernel would reject the same code again, and a
+// chain that cannot carry labels stays too large until a change. It returns nil if the module still cannot run.
 func (p *Preparer) Again(now *Module) *Module {
 	var rejected *dataplane.RejectedError
 	var labels *dataplane.LabelsError
@@ -133,8 +133,8 @@ func (p *Preparer) Again(now *Module) *Module {
 	return d
 }
 
-// settings has the control plane compile the config. A map set that was compiled before does not need the control
-// plane again: what runs must not depend on whether it responds.
+// settings makes the control plane compile the config. A map set that was compiled before needs no control plane: a
+// running module must not depend on whether it responds.
 func (p *Preparer) settings(d, now *Module, fill bool) (settings sdk.Settings, err error) {
 	if d.Pkg.Control == nil {
 		return d.constants()
@@ -164,7 +164,7 @@ func (p *Preparer) settings(d, now *Module, fill bool) (settings sdk.Settings, e
 	return c.Settings, nil
 }
 
-// compiled returns the settings if d's config was compiled before: for what runs, or by an earlier agent.
+// compiled returns the settings if d's config was compiled before, for the running module or by an earlier agent.
 func (p *Preparer) compiled(d, now *Module) (sdk.Settings, bool) {
 	if now != nil && now.Err == nil {
 		return now.Dataplane.Settings, now.Control == d.Control && bytes.Equal(now.Config, d.Config)
@@ -172,7 +172,7 @@ func (p *Preparer) compiled(d, now *Module) (sdk.Settings, bool) {
 	return p.Control.CachedSettings(d.Name(), d.Identity())
 }
 
-// constants returns the settings for a config that no control plane compiles.
+// constants returns the settings for a config without a control plane.
 func (d *Module) constants() (settings sdk.Settings, err error) {
 	var config map[string]any
 	if err := json.Unmarshal(d.Config, &config); err != nil {
@@ -184,7 +184,7 @@ func (d *Module) constants() (settings sdk.Settings, err error) {
 	return settings, nil
 }
 
-// supervisorOf is the module's control plane: the one that runs, as long as the package is the same.
+// supervisorOf returns the module's control plane: the running one, as long as the package is the same.
 func (p *Preparer) supervisorOf(d, now *Module) (*control.Supervisor, error) {
 	if now != nil && now.Control != nil && now.Control.Package().Digest == d.Pkg.Digest {
 		return now.Control, nil
@@ -192,7 +192,7 @@ func (p *Preparer) supervisorOf(d, now *Module) (*control.Supervisor, error) {
 	return p.Control.Supervise(d.Name(), d.Pkg)
 }
 
-// ReleaseAll stops the control planes that a failed change has started. Those that run continue.
+// ReleaseAll stops the control planes that a failed change has started. Others continue.
 func ReleaseAll(prepared, now map[string]*Module) {
 	for name, d := range prepared {
 		if now[name] != d {
@@ -201,7 +201,7 @@ func ReleaseAll(prepared, now map[string]*Module) {
 	}
 }
 
-// Release stops the control plane of a module that does not come to run, unless the one that runs has the same.
+// Release stops the control plane of a module that will not run, unless the running module has the same one.
 func (d *Module) Release(now *Module) {
 	if d.Control == nil || now != nil && now.Control == d.Control {
 		return
@@ -223,9 +223,9 @@ func (p *Preparer) rank(m v1.Module) func(service bool) int {
 	return pkg.RankOn
 }
 
-// failsClosed reports whether a module that cannot run keeps packets from passing: by its own policy, or else its
-// package's. Where the package cannot be read, what it left in the kernel decides; if that is nothing, it might have
-// been a firewall.
+// failsClosed reports whether a module that cannot run drops packets: by its own policy, or by default its package's.
+// If the package cannot be read, the state that it left in the kernel decides; without any, it might have been a
+// firewall.
 func (p *Preparer) failsClosed(m v1.Module) bool {
 	if policy := m.Spec.FailurePolicy; policy != "" {
 		return policy == v1.FailClosed

@@ -59,7 +59,7 @@ func article(word string) string {
 	return "a"
 }
 
-// operation describes a route that answers with a t.
+// operation describes a route whose answer is a t.
 func (s *Server) operation(method, path, id, summary string, t reflect.Type) huma.Operation {
 	schema := s.doc.Components.Schemas.Schema(t, true, id+"Response")
 	content := map[string]*huma.MediaType{"application/json": {Schema: schema}}
@@ -67,7 +67,7 @@ func (s *Server) operation(method, path, id, summary string, t reflect.Type) hum
 		Responses: map[string]*huma.Response{"200": {Description: "OK", Content: content}}}
 }
 
-// list returns all resources of a kind, with their versions unless the list is without part of them.
+// list returns all resources of a kind, with their versions unless the list omits fields.
 func (s *Server) list(ctx context.Context, kind resource.Kind) ([]resource.Object, error) {
 	got, err := s.backend.List(ctx, kind)
 	for _, o := range got {
@@ -91,9 +91,8 @@ func withVersion(got resource.Object, err error) (*oneResource, error) {
 	return &oneResource{ETag: `"` + v + `"`, Body: got}, nil
 }
 
-// put applies the one resource that the path names, and answers with what that has changed, or with the resource, if it
-// is still what this request has made of it.
-// If-Match and If-None-Match become its resourceVersion.
+// put applies the resource that the path names, and answers with the change, or with the resource if it is still in the
+// state that this request has set. If-Match and If-None-Match are converted to its resourceVersion.
 func (s *Server) put(kind resource.Kind) func(context.Context, *putInput) (any, error) {
 	return func(ctx context.Context, in *putInput) (any, error) {
 		r, err := in.request(in.Writer, in.DryRun)
@@ -122,14 +121,14 @@ func (s *Server) put(kind resource.Kind) func(context.Context, *putInput) (any, 
 	}
 }
 
-// sameContent reports whether a resource is as a client has sent it.
+// sameContent reports whether a resource equals the one that a client has sent.
 func sameContent(kind resource.Kind, sent, now resource.Object) bool {
 	sent = kind.Copy(sent)
 	sent.Meta().Generation = now.Meta().Generation
 	return resource.Version(sent) == resource.Version(now)
 }
 
-// delete deletes the one resource that the path names, if it is in the version that If-Match names.
+// delete deletes the resource that the path names, if its version matches If-Match.
 func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
 		version, err := in.version()
@@ -141,7 +140,7 @@ func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alph
 	}
 }
 
-// describeBodies puts the bodies that are not read by huma into its document.
+// describeBodies adds the bodies that huma does not read to its document.
 func (s *Server) describeBodies() {
 	doc := s.doc
 	any := &huma.Schema{Discriminator: &huma.Discriminator{PropertyName: "kind", Mapping: map[string]string{}}}
@@ -158,7 +157,7 @@ func (s *Server) describeBodies() {
 		reflect.TypeFor[v1alpha1.SetChange](), true, ""))
 }
 
-// required is a body in one of the two notations that are accepted.
+// required is a body in one of the two accepted notations.
 func required(schema *huma.Schema) *huma.RequestBody {
 	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
 		"application/json": {Schema: schema},

@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/schema"
 )
 
-// register adds an operation to the routes and to the document, which takes the parameters from the tags of I: path,
-// query or header, and what huma knows of the rest. huma.Register would do it too, and link 20 KB for each I.
+// register adds an operation to the routes and to the document. The document gets the parameters from the tags of I:
+// path, query or header, and the rest from huma. huma.Register would do the same, but link 20 KB for each I.
 func register[I any](s *Server, op huma.Operation, do func(context.Context, *I) (any, error)) {
 	s.handle(&op, reflect.TypeFor[I](), func(w http.ResponseWriter, r *http.Request, in any) error {
 		out, err := do(r.Context(), in.(*I))
@@ -59,7 +59,7 @@ func (s *Server) handle(op *huma.Operation, in reflect.Type,
 	})
 }
 
-// writeAnswer writes an answer. It fails if the client has gone.
+// writeAnswer writes an answer. It fails if the client has disconnected.
 func writeAnswer(w http.ResponseWriter, out any) {
 	if one, ok := out.(*oneResource); ok {
 		w.Header().Set("ETag", one.ETag)
@@ -71,7 +71,7 @@ func writeAnswer(w http.ResponseWriter, out any) {
 	_ = to.Encode(out)
 }
 
-// parameters are those of an operation, in the order of the fields.
+// parameters are the parameters of an operation, in the order of the fields.
 type parameters []parameter
 
 type parameter struct {
@@ -101,10 +101,10 @@ func parametersOf(in reflect.Type, schemas huma.Registry) (all parameters) {
 	return all
 }
 
-// places are where parameters may be. The query may have no others, and has each once.
+// places are the possible locations of parameters. Query parameters must be known, and may occur only once.
 var places = []string{"path", "query", "header"}
 
-// schema is that of an object with the parameters of each place.
+// schema returns the schema of an object with the parameters of each location.
 func (all parameters) schema() *schema.Schema {
 	tree := map[string]any{}
 	for _, place := range places {
@@ -126,7 +126,7 @@ func (all parameters) schema() *schema.Schema {
 	return compiled
 }
 
-// into sets the fields of input to what the request has, if all of it is valid.
+// into sets the fields of input from the request, if all of it is valid.
 func (all parameters) into(input reflect.Value, r *http.Request, s *schema.Schema) error {
 	query, err := parseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -148,7 +148,7 @@ func (all parameters) into(input reflect.Value, r *http.Request, s *schema.Schem
 	return s.Validate(map[string]any{"path": values["path"], "query": values["query"], "header": values["header"]})
 }
 
-// parseQuery refuses what url.URL.Query omits: a request whose dryRun=true was omitted would make the change.
+// parseQuery rejects what url.URL.Query ignores: a request whose dryRun=true was ignored would make the change.
 func parseQuery(text string) (url.Values, error) {
 	query, err := url.ParseQuery(text)
 	if err != nil {
@@ -162,8 +162,8 @@ func parseQuery(text string) (url.Values, error) {
 	return query, nil
 }
 
-// set sets a field to what text says, and returns that as JSON has it. Text that is not of the field's type is returned
-// as it is: a mistake by its schema.
+// set sets a field to the value of text, and returns it as JSON. Text that does not fit the field's type is returned
+// unchanged: its schema reports the error.
 func set(field reflect.Value, text string) any {
 	switch field.Kind() {
 	case reflect.String:
@@ -178,7 +178,7 @@ func set(field reflect.Value, text string) any {
 			field.SetInt(value)
 			return float64(value)
 		}
-	case reflect.Uint16: // of a larger one the schema has the maximum
+	case reflect.Uint16: // the schema has the maximum for larger types
 		if value, err := strconv.ParseUint(text, 10, 64); err == nil {
 			field.SetUint(value)
 			return float64(value)

@@ -33,22 +33,22 @@ func (c Conditional) version() (string, error) {
 	return tag, nil
 }
 
-// Preference is what a client would rather have (RFC 7240).
+// Preference is a client's preference (RFC 7240).
 type Preference struct {
 	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as lists show it, and not what has changed. If another client has changed or deleted the resource since, the answer is what has changed all the same"`
 }
 
-// wantsResource reports whether the answer to a change is to be the resource.
+// wantsResource reports whether a change is to be answered with the resource.
 func (p Preference) wantsResource() bool { return prefersReturn(p.Prefer, "representation") }
 
-// Detail is how much of a resource a client would rather have (RFC 7240).
+// Detail is a client's preference for how much of a resource is returned (RFC 7240).
 type Detail struct {
 	Prefer string `header:"Prefer" doc:"return=minimal: without what lists leave out, and without asking the kernel for each hook of a service"`
 }
 
 func (d Detail) isMinimal() bool { return prefersReturn(d.Prefer, "minimal") }
 
-// prefersReturn reports whether the header Prefer has the preference return with a value. Others are ignored.
+// prefersReturn reports whether the header Prefer has the preference return with this value. Others are ignored.
 func prefersReturn(header, want string) bool {
 	for preference := range strings.SplitSeq(header, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(preference), "=")

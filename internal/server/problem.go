@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error
-// of package apierrors that it was made of.
+// Problem is an error in the API (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error
+// of package apierrors from which it was made.
 type Problem struct {
 	Type     string    `json:"type" doc:"Machine-readable kind of problem" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:changed,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
 	Title    string    `json:"title" doc:"Human-readable kind of problem"`
@@ -25,7 +25,7 @@ type Problem struct {
 	Log      string    `json:"log,omitempty" doc:"The complete log of the verifier"`
 }
 
-// Mistake is one of the things that are wrong in a request.
+// Mistake is one of the errors in a request.
 type Mistake struct {
 	Resource string `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
 	Field    string `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
@@ -34,7 +34,7 @@ type Mistake struct {
 	Column   int    `json:"column,omitempty" doc:"Column of the request's YAML, from 1"`
 }
 
-// problemType is the media type of problems, whatever the client asked for.
+// problemType is the media type of problems, whatever the client's Accept header.
 const problemType = "application/problem+json"
 
 // Problem types.
@@ -49,7 +49,7 @@ const (
 	typeInternal    = "urn:kerb:internal"
 )
 
-// problemOf is the one place that maps errors to HTTP.
+// problemOf is the only function that maps errors to HTTP.
 func problemOf(err error) *Problem {
 	var (
 		known       *Problem
@@ -96,7 +96,7 @@ func problemOf(err error) *Problem {
 	return newProblem(typeInternal, http.StatusInternalServerError, detail)
 }
 
-// mistakesOf lists what err joins. In addition there may be a reason why something could not be checked.
+// mistakesOf lists the errors joined in err. In addition there may be a reason why something could not be checked.
 func mistakesOf(err error) (all []Mistake) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, one := range joined.Unwrap() {
@@ -159,7 +159,8 @@ func (p *Problem) invalids() error {
 	return errors.Join(all...)
 }
 
-// byStatus is for problems of modules, which need not name a type: the status says it all then (RFC 9457, 4.2.1).
+// byStatus handles problems of modules, which need not have a type: they are identified by the status (RFC 9457,
+// 4.2.1).
 func (p *Problem) byStatus() error {
 	switch p.Status {
 	case http.StatusBadRequest:
@@ -176,5 +177,5 @@ func writeProblem(w http.ResponseWriter, err error) {
 	p := problemOf(err)
 	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
-	_ = json.NewEncoder(w).Encode(p) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(p) // fails if the client has disconnected
 }

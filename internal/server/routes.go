@@ -35,7 +35,7 @@ type (
 		Name       string `path:"name" doc:"Name of the resource"`
 		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation of the version"`
 	}
-	// Writer is who changes resources.
+	// Writer is the author of a change.
 	Writer struct {
 		Owner string `query:"owner" default:"user" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Whose the resources are: user, or a program that keeps resources of its own"`
 		Force bool   `query:"force" doc:"Also change resources of other owners; they become this owner's"`
@@ -79,14 +79,14 @@ type (
 	}
 )
 
-// body is the request's body, which may be YAML. Mistakes in it are reported with the name of the resource.
+// body is the request's body, which may be YAML. Errors in it are reported with the name of the resource.
 type body struct {
 	data      []byte
 	mediaType string
 	err       error
 }
 
-// maxAhead bounds what is allocated for a body before it has arrived.
+// maxAhead limits what is allocated for a body before it has arrived.
 const maxAhead = 64 << 10
 
 func (b *body) read(r *http.Request) {
@@ -97,7 +97,7 @@ func (b *body) read(r *http.Request) {
 	b.mediaType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
 }
 
-// bytes returns the body if it was complete and of a type that is decoded.
+// bytes returns the body if it is complete and has a type that can be decoded.
 func (b *body) bytes() ([]byte, error) {
 	if b.err != nil {
 		return nil, fmt.Errorf("reading the request: %w", cutShort(b.err))
@@ -110,7 +110,8 @@ func (b *body) bytes() ([]byte, error) {
 		"application/yaml")
 }
 
-// cutShort keeps the errors for bodies that are too large; all others mean that the client did not send it all in time.
+// cutShort keeps the errors for bodies that are too large; all others mean that the client did not send the whole body
+// in time.
 func cutShort(err error) error {
 	if p := problemOf(err); p.Status == http.StatusRequestEntityTooLarge || p.Status == http.StatusServiceUnavailable {
 		return p
@@ -118,7 +119,7 @@ func cutShort(err error) error {
 	return &apierrors.Invalid{Reason: "incomplete body: " + err.Error()}
 }
 
-// addRoutes registers every operation. What clients read of it is docs/openapi.yaml.
+// addRoutes registers every operation. Their documentation for clients is docs/openapi.yaml.
 func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/status", "status", "Summary of the agent's state", s.status)
 	route(s, "GET", "/v1/counts", "counts", "Counters of all chains and modules, which may be read every second",
@@ -178,7 +179,8 @@ func (s *Server) addRoutes() {
 	s.describeBodies()
 }
 
-// events passes on events. A client that follows gets the start of the answer at once, however long no event comes.
+// events sends events. A client that follows gets the beginning of the answer immediately, even if no event occurs for
+// long.
 func (s *Server) events(ctx context.Context, in any, send func(any) error) error {
 	r := in.(*v1alpha1.EventsRequest)
 	if r.Follow {
@@ -189,8 +191,8 @@ func (s *Server) events(ctx context.Context, in any, send func(any) error) error
 	return s.backend.Events(ctx, *r, func(e v1alpha1.Event) error { return send(&e) })
 }
 
-// lines registers an operation that answers with one JSON object per line. Errors before the first one are problems;
-// later ones are a line {"error": ...}. A line that is nil starts the answer.
+// lines registers an operation that answers with one JSON object per line. Errors before the first line are problems;
+// later ones are a line {"error": ...}. A nil line starts the answer.
 func (s *Server) lines(path, id, summary string, in reflect.Type,
 	all func(ctx context.Context, in any, send func(any) error) error) {
 	op := huma.Operation{OperationID: id, Method: "GET", Path: path, Responses: map[string]*huma.Response{
@@ -236,7 +238,7 @@ func (s *Server) problem(err error, method, path string) *Problem {
 	return p
 }
 
-// list is an operation that returns all of something.
+// list is an operation that returns all objects of a kind.
 func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *none) ([]T, error) {
 	return func(ctx context.Context, _ *none) ([]T, error) {
 		got, err := all(ctx)
@@ -247,7 +249,7 @@ func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *
 	}
 }
 
-// get is an operation that returns one by its name.
+// get is an operation that returns one object by name.
 func get[T any](one func(context.Context, string) (T, error)) func(context.Context, *byName) (T, error) {
 	return func(ctx context.Context, in *byName) (T, error) { return one(ctx, in.Name) }
 }
@@ -259,7 +261,7 @@ func (s *Server) status(ctx context.Context, _ *none) (v1alpha1.NodeStatus, erro
 	return status, err
 }
 
-// chain finds one chain among all: there are a few for each service.
+// chain finds one chain among all, of which there are a few per service.
 func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	chains, err := s.backend.Chains(ctx)
 	if err != nil {
@@ -273,7 +275,7 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	return v1alpha1.Chain{}, &apierrors.NotFound{Kind: "Chain", Name: in.ID}
 }
 
-// change returns one change. What is no number is the number of none.
+// change returns one change. A value that is not a number is not found.
 func (s *Server) change(ctx context.Context, in *byID) (v1alpha1.ChangeRecord, error) {
 	n, err := strconv.ParseInt(in.ID, 10, 64)
 	if err != nil {
@@ -294,7 +296,8 @@ func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChang
 	return s.backend.ChangeSet(ctx, resource.SetRequest{Name: in.Name, By: in.by(), SetChange: change})
 }
 
-// apply changes resources together. Without resources it needs prune, so that an empty file deletes nothing by mistake.
+// apply changes resources together. Without resources it requires prune, so that an empty file deletes nothing by
+// mistake.
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
 	r, err := in.request(in.Writer, in.DryRun)
 	if err != nil {
@@ -313,7 +316,7 @@ func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResul
 	return brief(s.backend.Apply(ctx, r))
 }
 
-// brief leaves out of the answer to a change what the client has sent; a dry run is for showing it.
+// brief removes what the client has sent from the answer to a change; the answer to a dry run keeps it.
 func brief(result v1alpha1.ApplyResult, err error) (v1alpha1.ApplyResult, error) {
 	if !result.DryRun {
 		result.Changes = resource.WithoutDocuments(result.Changes)

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// newRegistry returns the schemas of everything that a body may hold.
+// newRegistry returns the schemas of all possible bodies.
 func newRegistry() huma.Registry {
 	registry := huma.NewMapRegistry("#/components/schemas/", schemaName)
 	names := resource.KindNames()
@@ -41,7 +41,7 @@ func schemaName(t reflect.Type, hint string) string {
 	return huma.DefaultSchemaNamer(t, hint)
 }
 
-// Schema returns the JSON Schema of a file with resources: one, or a list. Definitions are below $defs.
+// Schema returns the JSON Schema of a file with one resource or a list. Definitions are below $defs.
 func Schema() (map[string]any, error) {
 	registry := newRegistry()
 	var refs []any

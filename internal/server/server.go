@@ -31,9 +31,9 @@ import (
 // Limits of a request.
 const (
 	maxBody     = 32 << 20        // 10,000 firewall rules are about 2 MiB
-	largeBody   = 1 << 20         // decoded it takes many times of that,
+	largeBody   = 1 << 20         // decoded it takes many times this size,
 	largeAtOnce = 2               // so that others wait
-	maxPending  = 128 << 20       // of all large bodies that are read or wait
+	maxPending  = 128 << 20       // of all large bodies that are being read or waiting
 	workTimeout = 5 * time.Minute // an apply on hundreds of services, on a slow node
 )
 
@@ -44,19 +44,19 @@ type Server struct {
 	mux     *http.ServeMux
 	doc     *huma.OpenAPI // while it is made
 	handler http.Handler
-	large   chan struct{} // requests with large bodies that are worked on
-	pending atomic.Int64  // bytes of large bodies that are read or wait
+	large   chan struct{} // requests with large bodies in progress
+	pending atomic.Int64  // bytes of large bodies that are being read or waiting
 
 	documents sync.Mutex // see serveDocument
 
 	mu      sync.Mutex
-	guarded []serve.Endpoint // those that are served and need credentials
+	guarded []serve.Endpoint // the ones that require credentials
 }
 
 // New makes the API over backend.
 func New(backend Backend, log *slog.Logger) *Server {
 	s := newServer(backend, log)
-	s.doc = nil // with the schemas of all bodies it is a fifth of what an idle agent has allocated
+	s.doc = nil // with the schemas of all bodies, it is a fifth of an idle agent's heap
 	s.mux.HandleFunc("GET /openapi.json", s.serveDocument("application/openapi+json", (*huma.OpenAPI).MarshalJSON))
 	s.mux.HandleFunc("GET /openapi.yaml", s.serveDocument("application/openapi+yaml", (*huma.OpenAPI).YAML))
 	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
@@ -68,7 +68,7 @@ func New(backend Backend, log *slog.Logger) *Server {
 	return s
 }
 
-// newServer makes the operations, and the document that describes them.
+// newServer creates the operations, and the document that describes them.
 func newServer(backend Backend, log *slog.Logger) *Server {
 	s := &Server{backend: backend, log: log, mux: http.NewServeMux(), large: make(chan struct{}, largeAtOnce)}
 	s.doc = &huma.OpenAPI{OpenAPI: "3.1.0", Components: &huma.Components{Schemas: newRegistry()}, Info: &huma.Info{
@@ -79,10 +79,10 @@ func newServer(backend Backend, log *slog.Logger) *Server {
 	return s
 }
 
-// OpenAPI makes the OpenAPI 3.1 document again.
+// OpenAPI creates the OpenAPI 3.1 document again.
 func (s *Server) OpenAPI() *huma.OpenAPI { return newServer(s.backend, s.log).doc }
 
-// serveDocument makes the document for each request, one at a time: it takes megabytes for a moment.
+// serveDocument creates the document for each request, one at a time: it takes megabytes for a moment.
 func (s *Server) serveDocument(mediaType string, text func(*huma.OpenAPI) ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		s.documents.Lock()
@@ -100,7 +100,7 @@ func (s *Server) serveDocument(mediaType string, text func(*huma.OpenAPI) ([]byt
 // ServeHTTP serves the API.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
-// Serve answers on all endpoints until ctx ends or one of them fails, and closes them.
+// Serve serves all endpoints until ctx ends or one of them fails, and closes them.
 func (s *Server) Serve(ctx context.Context, endpoints ...serve.Endpoint) error {
 	for _, e := range endpoints {
 		s.observe(e)
@@ -111,7 +111,7 @@ func (s *Server) Serve(ctx context.Context, endpoints ...serve.Endpoint) error {
 	return nil
 }
 
-// limit bounds what a request may take, and keeps the agent alive if a handler panics.
+// limit limits the resources of a request, and keeps the agent alive if a handler panics.
 func (s *Server) limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -132,7 +132,7 @@ func (s *Server) limit(next http.Handler) http.Handler {
 }
 
 // await reads the body of a request that is large, or of unknown length, and if it is large then waits for its turn: a
-// client that sends slowly takes no turn of others. end is to be called when the request is done.
+// client that sends slowly does not delay others. The caller calls end when the request is done.
 func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
 	if 0 <= r.ContentLength && r.ContentLength < largeBody {
 		return func() {}
@@ -177,7 +177,7 @@ func (f failing) Read([]byte) (int, error) {
 	return 0, f.err
 }
 
-// observe adds an endpoint to what the status and the metrics report.
+// observe adds an endpoint to status and metrics.
 func (s *Server) observe(e serve.Endpoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Server) observe(e serve.Endpoint) {
 	}
 }
 
-// conditions are those of the server's own endpoints.
+// conditions returns the conditions of the server's own endpoints.
 func (s *Server) conditions() (out []v1alpha1.Condition) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,12 +196,12 @@ func (s *Server) conditions() (out []v1alpha1.Condition) {
 	return out
 }
 
-// isFeed reports whether r is a request to a module with a body of lines that the sender writes as they occur.
+// isFeed reports whether r is a request to a module with a body of lines that the client sends as they occur.
 func isFeed(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/modules/") && r.Header.Get("Content-Type") == "application/x-ndjson"
 }
 
-// isFollowed reports whether r is a request for samples or events that has no end.
+// isFollowed reports whether r is a request for samples or events without an end.
 func isFollowed(r *http.Request) bool {
 	switch r.URL.Path {
 	case "/v1/history", "/v1/events", "/v1/flows":
@@ -210,7 +210,7 @@ func isFollowed(r *http.Request) bool {
 	return false
 }
 
-// unlimited takes away the time limits of a request. Where they cannot be, they stay.
+// unlimited removes the time limits of a request, if possible.
 func unlimited(w http.ResponseWriter) {
 	c := http.NewResponseController(w)
 	_ = c.SetReadDeadline(time.Time{})
@@ -222,7 +222,7 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == nil {
 		return
 	}
-	if reason == http.ErrAbortHandler { // a module's stream ended with its reader: no error
+	if reason == http.ErrAbortHandler { // a module's stream ended because its reader disconnected: not an error
 		panic(reason)
 	}
 	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason,
@@ -230,7 +230,7 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, fmt.Errorf("internal error; the agent's log has the details: %v", reason))
 }
 
-// serveModule hands requests below a module on to what its control plane offers.
+// serveModule forwards requests below a module to its control plane.
 func (s *Server) serveModule(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	http.StripPrefix("/v1/modules/"+name, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -248,7 +248,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// serveUnknown answers paths that do not exist, and methods that a path does not have.
+// serveUnknown answers unknown paths, and methods that a path does not support.
 func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 	var allowed []string
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete} {
@@ -267,8 +267,8 @@ func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 	writeProblem(w, newProblem(typeInvalid, http.StatusMethodNotAllowed, r.URL.Path+" has only "+list))
 }
 
-// serveMetrics answers a scrape, compressed if the client accepts that. What is wrong with a metric is logged, and the
-// others are served.
+// serveMetrics answers a scrape, compressed if the client accepts that. Errors of a metric are logged, and the other
+// metrics are served.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	all := promtext.Set{Protobuf: wantsProtobuf(r.Header.Get("Accept"))}
 	s.backend.Collect(&all)
@@ -291,8 +291,8 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	_, _ = out.Write(data) // fails if the client is gone
 }
 
-// wantsProtobuf reports whether a client prefers protobuf, as Prometheus does that scrapes native histograms. The text
-// is what clients get that accept anything.
+// wantsProtobuf reports whether a client prefers protobuf, like Prometheus when it scrapes native histograms. Clients
+// that accept anything get the text format.
 func wantsProtobuf(accept string) bool {
 	protobuf, text := 0.0, 0.0
 	for accepted := range strings.SplitSeq(accept, ",") {
@@ -326,7 +326,7 @@ func (s *Server) collect(out *promtext.Set) {
 		"Requests and TLS handshakes of the API's TCP endpoint without valid credentials.", failed)
 }
 
-// counts are those of all TCP endpoints.
+// counts returns the counters of all TCP endpoints.
 func (s *Server) counts() (open, refused, failed float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -337,7 +337,7 @@ func (s *Server) counts() (open, refused, failed float64) {
 	return open, refused, failed
 }
 
-// Listen opens all listeners that c asks for: the socket, and TCP if configured.
+// Listen opens all configured listeners: the socket, and TCP if configured.
 func Listen(c config.Config) ([]serve.Endpoint, error) {
 	socket, err := serve.ListenUnix(c.Paths.Socket(), c.SocketGroup)
 	if err != nil || c.TCP == nil {
@@ -349,7 +349,7 @@ func Listen(c config.Config) ([]serve.Endpoint, error) {
 	}
 	c.Reloads.Subscribe(func(next config.Config) error {
 		if next.TCP == nil {
-			return nil // the listener stays until a restart
+			return nil // the listener stays open until a restart
 		}
 		return tcp.Reload(*next.TCP)
 	})

@@ -16,18 +16,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// noVerdict stands for all numbers that are none.
+// noVerdict represents all numbers that are not verdicts.
 const noVerdict kerbabi.Verdict = 0xff
 
-// Drops puts packets into words that modules have dropped, or returned no verdict for.
+// Drops describes packets that modules have dropped, or for which they returned no valid verdict.
 type Drops struct {
 	Filter dataplane.TraceFilter
 	Reader Reader    // its Points, Reason, Note and Name
 	boot   time.Time // zero of the packets' clock
 }
 
-// Of returns a packet that a module dropped or returned no verdict for, as the module left it, and whether the filter
-// matches it.
+// Of returns a packet that a module dropped or returned no valid verdict for, in its state after the module, and
+// whether the filter matches it.
 func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 	if d.boot.IsZero() {
 		d.boot = bootTime()
@@ -62,7 +62,7 @@ func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 	return out, true
 }
 
-// describeL4 adds what the header says besides ports.
+// describeL4 adds the fields of the transport header other than ports.
 func describeL4(p *v1.TracedPacket, e dataplane.TraceEvent) {
 	switch e.Proto {
 	case protocols["tcp"]:
@@ -78,12 +78,12 @@ func matches(f dataplane.TraceFilter, e dataplane.TraceEvent) bool {
 		(!f.Addr.IsValid() || f.Addr.Contains(e.Addr(e.SourceAddr)) || f.Addr.Contains(e.Addr(e.DestAddr)))
 }
 
-// etherTypes of what a link carries that has no Ethernet header, by the version of IP.
+// etherTypes of links without an Ethernet header, by IP version.
 var etherTypes = map[uint8]uint16{4: unix.ETH_P_IP, 6: unix.ETH_P_IPV6}
 
-// headers reads the addresses and ports of a frame of a length, of which only the first bytes are there.
+// headers parses the addresses and ports of a frame with this length, of which only the first bytes are available.
 func headers(link string, frame []byte, length int) (e dataplane.TraceEvent, outcome kerbabi.ParseOutcome) {
-	const header, longest = 14, 1 << 18 // above all packets that the kernel makes
+	const header, longest = 14, 1 << 18 // larger than any packet of the kernel
 	if link != "ethernet" {
 		ethernet := make([]byte, header)
 		if len(frame) > 0 && link == "none" {
@@ -117,7 +117,7 @@ func headers(link string, frame []byte, length int) (e dataplane.TraceEvent, out
 	return e, p.Outcome
 }
 
-// readL4 reads ports, flags, or the type of an ICMP message, of which at least 8 bytes are there.
+// readL4 parses ports, flags, or the type of an ICMP message, of which at least 8 bytes are available.
 func readL4(e *dataplane.TraceEvent, p []byte) {
 	const flags = 13
 	switch e.Proto {

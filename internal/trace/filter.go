@@ -61,8 +61,8 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 	return f, nil
 }
 
-// Matches reports whether a module has done to the packet what the request asks for, or the kernel dropped it for the
-// reason.
+// Matches reports whether a module's action on the packet is the requested one, or the kernel dropped it for the
+// requested reason.
 func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
 	if r.Module == "" && r.Verdict == "" && r.Reason == "" {
 		return true
@@ -74,7 +74,7 @@ func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
 		slices.ContainsFunc(p.Then, func(then v1.TracedPacket) bool { return Matches(r, then) })
 }
 
-// packetEnds are what modules change of a packet.
+// packetEnds are the fields of a packet that modules change.
 type packetEnds struct{ protocol, source, destination string }
 
 func endsOf(e dataplane.TraceEvent) packetEnds {

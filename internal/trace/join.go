@@ -12,16 +12,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// NodeTrace is what a node has traced.
+// NodeTrace is the trace of a node.
 type NodeTrace struct {
 	Node    string
 	Packets []v1.TracedPacket
 }
 
-// Join joins the traces of nodes. Packets of two nodes are one packet if they had the same fingerprint at any place, at
-// about the same time: within is how far the clocks of the nodes and the way between them may be apart. Of several that
-// agree, those closest in time are one. They have the chains of all nodes in the order in which they met them, and are
-// returned oldest first.
+// Join joins the traces of nodes. Packets of two nodes are the same packet if they had the same fingerprint anywhere,
+// at about the same time: within is the maximum clock difference of the nodes plus the latency between them. If several
+// match, those closest in time are joined. A joined packet has the chains of all nodes in the order in which it met
+// them. Packets are returned oldest first.
 func Join(traces []NodeTrace, within time.Duration) []v1.TracedPacket {
 	j := joiner{within: within, known: map[string][]*joined{}}
 	for i, t := range traces {
@@ -48,13 +48,13 @@ type joiner struct {
 	all    []*joined
 }
 
-// joined is a packet, as its nodes have it.
+// joined is a packet with the traces of its nodes.
 type joined struct {
-	nodes []int // by number, the same order as at
+	nodes []int // by number, in the same order as at
 	at    []v1.TracedPacket
 }
 
-// compare orders packets by the time at which a node met them first.
+// compare orders packets by the time at which the first node saw them.
 func (j *joined) compare(t time.Time) int { return j.at[0].Time.Compare(t) }
 
 func (j *joiner) add(node int, name string, p v1.TracedPacket) {
@@ -95,7 +95,7 @@ func (j *joiner) add(node int, name string, p v1.TracedPacket) {
 	}
 }
 
-// fingerprints are those that a packet had, in their order.
+// fingerprints returns the fingerprints of a packet, in order.
 func fingerprints(p v1.TracedPacket) (all []string) {
 	for _, at := range append([]v1.TracedPacket{p}, p.Then...) {
 		if at.Fingerprint != "" {
@@ -110,7 +110,7 @@ func fingerprints(p v1.TracedPacket) (all []string) {
 	return all
 }
 
-// packet is the packet with the chains of all its nodes.
+// packet returns the packet with the chains of all its nodes.
 func (j *joined) packet() v1.TracedPacket {
 	slices.SortStableFunc(j.at, func(a, b v1.TracedPacket) int {
 		return cmp.Or(rank(a)-rank(b), a.Time.Compare(b.Time))
@@ -131,8 +131,7 @@ func (j *joined) packet() v1.TracedPacket {
 	return p
 }
 
-// rank is below zero for the packet at the node of the service that sent it, and above at that of the service that got
-// it.
+// rank is negative for the packet at the node of the sending service, and positive at that of the receiving service.
 func rank(p v1.TracedPacket) (n int) {
 	last := append([]v1.TracedPacket{p}, p.Then...)[len(p.Then)]
 	if p.Service != "" && p.Direction == string(chain.Egress) {
@@ -144,7 +143,7 @@ func rank(p v1.TracedPacket) (n int) {
 	return n
 }
 
-// leads reports whether a packet left a node as it came to another one.
+// leads reports whether a packet left one node in the state in which it arrived at another.
 func leads(from, to v1.TracedPacket) bool {
 	left := fingerprints(from)
 	return len(left) > 0 && left[len(left)-1] == to.Fingerprint

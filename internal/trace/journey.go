@@ -12,25 +12,25 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// A packet may meet several chains of the node: that of the service that sends it, that of an interface, that of the
-// service that gets it. The data plane gives it the same number at all of them.
+// A packet may meet several chains of the node: that of the sending service, that of an interface, that of the
+// receiving service. The data plane gives it the same number in all of them.
 
 // journey is a packet between chains.
 type journey struct {
 	trace  uint64
 	chains []v1.TracedPacket
-	last   time.Time      // when it was at the last one of them, as far as is known here
+	last   time.Time      // time at the last known one of them
 	over   bool           // it meets no other one
 	kernel *v1.KernelDrop // the last drop of it, or of a copy
 }
 
 const (
-	// linger is how long a packet may take to its next chain and be shown with it: a queue may be between.
+	// linger is the maximum time to a packet's next chain, for example in a queue, for which it is shown with it.
 	linger       = 100 * time.Millisecond
 	mostJourneys = 10000
 )
 
-// join adds what happened to a packet at a chain to what happened before, and shows it if no other chain follows.
+// join adds a packet's events at a chain to its previous ones, and shows the packet if no other chain follows.
 func (r *Reader) join(p *openPacket) error {
 	j := r.journeys[p.trace]
 	if j == nil {
@@ -46,8 +46,8 @@ func (r *Reader) join(p *openPacket) error {
 	return nil
 }
 
-// kernelDropped adds that the kernel dropped a packet after a chain. What a module drops the kernel drops, too, on its
-// behalf.
+// kernelDropped records that the kernel dropped a packet after a chain. A packet that a module drops is also dropped by
+// the kernel, on the module's behalf.
 func (r *Reader) kernelDropped(e dataplane.TraceEvent) error {
 	for cpu, p := range r.open {
 		if p.trace == e.Trace {
@@ -69,8 +69,8 @@ func ends(verdict string) bool {
 	return ok && v.Ends()
 }
 
-// arrive shows the packets that have been at their last chain, in the order in which they came to the first one. The
-// zero time shows all.
+// arrive shows the packets that have been at their last chain, in the order in which they arrived at their first one.
+// The zero time shows all.
 func (r *Reader) arrive(now time.Time) error {
 	n := 0
 	for _, j := range r.order {
@@ -81,7 +81,7 @@ func (r *Reader) arrive(now time.Time) error {
 		delete(r.journeys, j.trace)
 		slices.SortStableFunc(j.chains, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
 		if end := &j.chains[len(j.chains)-1]; j.kernel != nil && j.kernel.Time.After(end.Time) {
-			end.KernelDrop = j.kernel // else it was of a copy, as the packet has met another chain
+			end.KernelDrop = j.kernel // otherwise it was a copy, as the packet has met another chain
 		}
 		p := j.chains[0]
 		p.Then = j.chains[1:]

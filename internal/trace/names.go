@@ -14,20 +14,20 @@ type NoteNamer interface {
 }
 
 const (
-	nameLasts = time.Second // a number may get another name: a rule is replaced
+	nameLasts = time.Second // a number may get another name when a rule is replaced
 	mostNames = 4096
-	// A module that takes longer for an answer is not asked for slowPause times as long: the packets of a trace wait for
-	// answers, and more of them are lost the longer they do.
+	// A module that takes longer for an answer is not queried for slowPause times as long: packets of a trace wait for
+	// answers, and the longer they do, the more are lost.
 	slowName, slowPause = 20 * time.Millisecond, 20
 )
 
-// noteNames are names by module, note and value, for a moment.
+// noteNames caches names by module, note and value, for a moment.
 type noteNames[P NoteNamer] struct {
 	planes map[string]P
 
 	mu     sync.Mutex
 	known  map[noteKey]namedNote
-	silent map[string]time.Time // until when a module is not asked: it has no names, is slow, or does not answer
+	silent map[string]time.Time // until when a module is not queried: it has no names, is slow, or does not answer
 }
 
 type noteKey struct {
@@ -40,7 +40,8 @@ type namedNote struct {
 	until time.Time
 }
 
-// NoteValues returns what asks control planes for names of the values of notes. It answers from memory for a moment.
+// NoteValues returns a function that queries control planes for the names of notes' values. It caches answers for a
+// moment.
 func NoteValues[P NoteNamer](planes map[string]P) func(module, note string, value uint64) string {
 	n := &noteNames[P]{planes: planes, known: map[noteKey]namedNote{}, silent: map[string]time.Time{}}
 	return n.name

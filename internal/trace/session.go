@@ -14,18 +14,18 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// Traced is the traced chains in the kernel: *dataplane.Trace.
+// Traced is the interface of traced chains in the kernel: *dataplane.Trace.
 type Traced interface {
 	Source
 	Runs(program uint32) bool // one of them
 	Close()
 }
 
-// Session is a trace of one client, from when its chains are in the place of the plain ones until these are back. Its
-// methods but Report are for one goroutine at a time.
+// Session is a client's trace, from the time when its chains replace the plain ones until these are restored. Only
+// Report is safe for concurrent use with the other methods.
 type Session struct {
 	Reader
-	Warning     string // what the kernel does not show of what was requested, and why
+	Warning     string // what the kernel cannot show of the request, and why
 	traced      Traced
 	points      plan.Placements // that are traced
 	ctx         context.Context
@@ -37,7 +37,7 @@ type Session struct {
 // errChanged ends a trace whose chains have been replaced by a change of the node.
 var errChanged = errors.New("the chains changed, which ended the trace")
 
-// NewSession returns the session of a client, which ends with ctx. Of the reader, Chains, Points and Reason are set.
+// NewSession returns the session of a client, which ends with ctx. Chains, Points and Reason of the reader are set.
 func NewSession(ctx context.Context, t Traced, points plan.Placements, r Reader) *Session {
 	s := &Session{Reader: r, traced: t, points: points, ended: make(chan struct{})}
 	s.Source = t
@@ -45,7 +45,7 @@ func NewSession(ctx context.Context, t Traced, points plan.Placements, r Reader)
 	return s
 }
 
-// Report shows packets until the client goes, its limits are reached, or the session is interrupted, which is a
+// Report shows packets until the client disconnects, its limits are reached, or the session is interrupted, which is a
 // *apierrors.Conflict.
 func (s *Session) Report(r v1.TraceRequest, show func(v1.TraceLine) error) error {
 	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(r.Seconds)*time.Second)
@@ -66,11 +66,11 @@ func (s *Session) Report(r v1.TraceRequest, show func(v1.TraceLine) error) error
 	return nil
 }
 
-// Runs reports whether traced chains stand for the plain ones.
+// Runs reports whether traced chains replace the plain ones.
 func (s *Session) Runs() bool { return !s.interrupted && !s.Over() }
 
-// ShowPlain makes the traced chains of sessions count as the plain ones that they stand for: looking at the node must
-// not end a trace. A session is interrupted if a change has replaced a traced chain, or has left none.
+// ShowPlain makes the traced chains of sessions count as the plain ones that they replace: observing the node must not
+// end a trace. A session is interrupted if a change has replaced a traced chain, or has left none.
 func ShowPlain(sessions []*Session, state chain.State) {
 	plain := map[string]chain.Pinned{}
 	for _, c := range state.Chains {
@@ -85,8 +85,8 @@ func ShowPlain(sessions []*Session, state chain.State) {
 	}
 }
 
-// showPlain reports whether all points that are still there have traced chains. For modules on sockets, which report
-// themselves, these are the chains that were there.
+// showPlain reports whether all remaining points have traced chains. For modules on sockets, which report themselves,
+// these are the chains from before.
 func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]chain.Pinned) bool {
 	traced := 0
 	for i, p := range seen {
@@ -110,19 +110,19 @@ func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]chain
 	return traced > 0
 }
 
-// Stop ends the report. To the plan the chains are from now on programs that should not be there.
+// Stop ends the report. From now on, plans consider the chains undesired programs.
 func (s *Session) Stop() {
 	s.interrupted = true
 	s.cancel(nil)
 }
 
-// End is called when the plain chains are back.
+// End is called when the plain chains are restored.
 func (s *Session) End() {
 	s.traced.Close()
 	close(s.ended)
 }
 
-// Over reports whether the plain chains are back.
+// Over reports whether the plain chains are restored.
 func (s *Session) Over() bool {
 	select {
 	case <-s.ended:

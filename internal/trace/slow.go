@@ -10,14 +10,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// Slow puts packets into words that a chain kept because they took long. Of the reader, Points and the functions that
-// name something are used.
+// Slow describes packets that a chain kept because they were slow. It uses Points of the reader, and the functions that
+// return names.
 type Slow struct {
 	Filter dataplane.TraceFilter
 	Reader Reader
 }
 
-// Of returns the packet as a trace would have reported it, and whether the filter matches it.
+// Of returns the packet as in a trace, and whether the filter matches it.
 func (s *Slow) Of(kept dataplane.SlowPacket) (out v1.TracedPacket, ok bool) {
 	head := kept.Events[0]
 	if !matches(s.Filter, head) || s.Filter.SlowerThan > 0 && kept.Took <= s.Filter.SlowerThan {
@@ -34,7 +34,7 @@ func (s *Slow) Of(kept dataplane.SlowPacket) (out v1.TracedPacket, ok bool) {
 		p.decided = s.Reader.step(p, e) || !kerbabi.Verdict(e.Verdict).Valid()
 	}
 	if len(kept.Chain.Members) > 0 && !p.decided {
-		return out, false // a CPU was writing another packet over it
+		return out, false // a CPU was overwriting it with another packet
 	}
 	if p.Interface == "" {
 		p.Interface = fmt.Sprintf("ifindex %d, removed", head.Ifindex)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package trace puts the events of a traced chain into words: one report for each packet, with the verdict of each
-// module.
+// Package trace converts the events of a traced chain to one report per packet, with the verdict of each module.
 package trace
 
 import (
@@ -23,7 +22,7 @@ import (
 
 // Source is a trace of the data plane.
 type Source interface {
-	// Read returns os.ErrDeadlineExceeded when no event has come until then.
+	// Read returns os.ErrDeadlineExceeded when no event has arrived until the deadline.
 	Read(deadline time.Time) (dataplane.TraceEvent, error)
 	// Lost returns the number of events for which there was no room.
 	Lost() uint64
@@ -32,14 +31,14 @@ type Source interface {
 // Reader reads packets from a trace.
 type Reader struct {
 	Source Source
-	Chains []chain.Spec    // that are traced; events have their place, from 1
+	Chains []chain.Spec    // the traced chains; events have their index plus 1
 	Points plan.Placements // of all chains of the node
 	Reason func(module string, reason int) string
 	Note   func(module string, note int) string
-	Name   func(module, note string, value uint64) string // of the value of a note; empty: it has none
+	Name   func(module, note string, value uint64) string // name of a note's value; empty if it has none
 	Wanted func(v1.TracedPacket) bool                     // by what modules did to it
 	Show   func(v1.TraceLine) error
-	Count  int // of packets, 0 for no limit
+	Count  int // maximum number of packets, 0 for no limit
 	// Services by the cookies of their network namespaces, for messages.
 	Services map[uint64]string
 	Follow   bool // packets meet several of the chains: each is shown with all of them
