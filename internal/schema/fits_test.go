@@ -20,7 +20,7 @@ import (
 )
 
 // configSchemas are those of the built-in packages, by package.
-func configSchemas(t *testing.T) map[string]map[string]any {
+func configSchemas(t testing.TB) map[string]map[string]any {
 	t.Helper()
 	files, err := filepath.Glob("../../modules/*/kerb.yaml")
 	if err != nil || len(files) < 8 {
