@@ -90,9 +90,9 @@ func TestLayersKeepTheOrder(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		for i := range rules {
 			p := inside(r, &rules[i])
-			want := p.firstOf(rules)
+			want := decider(rules)(&p)
 			for _, layer := range all {
-				got := p.firstOf(layer)
+				got := decider(layer)(&p)
 				if got == nil {
 					continue
 				}

@@ -27,10 +27,8 @@ func (p *packet) matches(r *Rule) bool {
 		r.DstPort.Low <= p.port && p.port <= r.DstPort.High
 }
 
-// firstOf is the rule that decides on the packet, nil if none does.
-func (p *packet) firstOf(rules []Rule) *Rule { return decider(rules)(p) }
-
-// decider returns firstOf for many packets: rules of one source are found by it.
+// decider returns a function that returns the rule that decides on a packet, nil if none does. Rules of one source are
+// found by it.
 func decider(rules []Rule) func(*packet) *Rule {
 	bySource, rest := map[netip.Addr][]int{}, []int(nil)
 	for i := range rules {

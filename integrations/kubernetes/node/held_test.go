@@ -408,3 +408,8 @@ func TestPodsAreConfirmed(t *testing.T) {
 		t.Errorf("%d requests for a pod that was admitted", asked.Load()-before)
 	}
 }
+
+// round makes one comparison with the state as it is.
+func (s *syncer) round(ctx context.Context) (time.Duration, error) {
+	return s.roundOf(ctx, s.state.view())
+}

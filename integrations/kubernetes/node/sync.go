@@ -60,11 +60,6 @@ type syncer struct {
 	pulled int                   // how many the puller had pulled then
 }
 
-// round makes one comparison with the state as it is.
-func (s *syncer) round(ctx context.Context) (time.Duration, error) {
-	return s.roundOf(ctx, s.state.view())
-}
-
 // roundOf makes one comparison. It returns when the next one is due at the latest.
 func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
