@@ -4,6 +4,7 @@ package bpftest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math/bits"
@@ -12,7 +13,6 @@ import (
 	"strconv"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/google/go-cmp/cmp"
@@ -114,30 +114,11 @@ func TestLiveChecksums(t *testing.T) {
 	}
 }
 
-// completeChecksums takes checksum offload from the hosts' outer interfaces, by
-// the ioctl of ethtool: struct ifreq pointing to struct ethtool_value.
-func completeChecksums(t *testing.T, lab *netlab.Lab, hosts ...*netlab.Host) {
+// completeChecksums takes checksum offload from the hosts' outer interfaces.
+func completeChecksums(t *testing.T, lab *netlab.Lab, client, server *netlab.Host) {
 	t.Helper()
 	err := lab.Node().Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for _, h := range hosts {
-			value := struct{ cmd, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
-			req := struct {
-				name [unix.IFNAMSIZ]byte
-				data unsafe.Pointer
-				_    [16]byte
-			}{data: unsafe.Pointer(&value)}
-			copy(req.name[:], h.Outer())
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
-				uintptr(unsafe.Pointer(&req))); errno != 0 {
-				return errno
-			}
-		}
-		return nil
+		return errors.Join(netlab.SetTxChecksum(client.Outer(), false), netlab.SetTxChecksum(server.Outer(), false))
 	})
 	if err != nil {
 		t.Fatal(err)

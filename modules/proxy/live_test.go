@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -100,29 +99,11 @@ func (s *site) attach(h *netlab.Host, prog *ebpf.Program, parent uint32) {
 }
 
 // completeChecksums takes checksum offload from the hosts' outer interfaces: they complete what is partial, so that the
-// stack behind checks it. By the ioctl of ethtool: struct ifreq pointing to struct ethtool_value.
+// stack behind checks it.
 func (s *site) completeChecksums() {
 	s.t.Helper()
 	err := s.lab.Node().Do(func() error {
-		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(fd)
-		for _, h := range []*netlab.Host{s.client, s.server} {
-			value := struct{ cmd, data uint32 }{unix.ETHTOOL_STXCSUM, 0}
-			req := struct {
-				name [unix.IFNAMSIZ]byte
-				data unsafe.Pointer
-				_    [16]byte
-			}{data: unsafe.Pointer(&value)}
-			copy(req.name[:], h.Outer())
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
-				uintptr(unsafe.Pointer(&req))); errno != 0 {
-				return errno
-			}
-		}
-		return nil
+		return errors.Join(netlab.SetTxChecksum(s.client.Outer(), false), netlab.SetTxChecksum(s.server.Outer(), false))
 	})
 	if err != nil {
 		s.t.Fatal(err)
