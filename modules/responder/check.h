@@ -53,13 +53,28 @@ struct {
 	__type(value, struct rsp_counts);
 } counts SEC(".maps");
 
-static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
+static __always_inline int rsp_count_at(const void *slot, __u32 outcome, int verdict)
 {
-	struct rsp_counts *c = bpf_map_lookup_elem(&counts, &slot);
+	struct rsp_counts *c = bpf_map_lookup_elem(&counts, slot);
 
 	if (c && outcome < RSP_OUTCOMES)
 		c->n[outcome]++;
 	return verdict;
+}
+
+static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
+{
+	kerb_key32 key = slot;
+
+	return rsp_count_at(&key, outcome, verdict);
+}
+
+/* Counts a packet that no listener was found for. */
+static __always_inline int rsp_count_unmatched(__u32 outcome, int verdict)
+{
+	__u32 zero = 0;
+
+	return rsp_count_at(&zero, outcome, verdict);
 }
 
 /* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
@@ -232,7 +247,7 @@ static __always_inline int rsp_accepts_partial(const struct rsp_request *r)
 #ifdef KERB_HOOK_TC
 	return r->listener->partial != RSP_PARTIAL_PASS;
 #else
-	struct rsp_local4 key = { .ifindex = r->req.pkt->ifindex };
+	__u64 key = r->req.pkt->ifindex; /* struct rsp_local4 with the address 0 */
 	__u32 *kind;
 
 	if (r->listener->partial != RSP_PARTIAL_VIRTUAL)

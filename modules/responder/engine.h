@@ -22,7 +22,7 @@ static __always_inline int rsp_has_port(const __u32 *bits, __be16 port)
  * failed. */
 static __always_inline int rsp_request_check(struct rsp_request *r)
 {
-	__u32 half = r->half;
+	kerb_key32 half = r->half;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &half);
 	struct kerb_pkt *pkt = r->req.pkt;
 	struct udphdr *udp = kerb_at(pkt, pkt->l4, sizeof(*udp));

@@ -13,8 +13,12 @@ KERB_CONFIG(_Bool, limit_total, 1);
 
 struct rsp_source {
 	__u64 addr;
-	__u32 slot;
-	__u32 family;
+	union {
+		__u64 slot; /* in its lower half */
+		struct {
+			__u32 zero, family;
+		};
+	};
 };
 
 /* Until when a source has used up what it may have: the generic cell rate algorithm. Two CPUs at
@@ -60,13 +64,14 @@ static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 
 static __always_inline int rsp_source_over(const struct rsp_request *r, __u64 now)
 {
-	struct rsp_source key = { .addr = r->req.source,
-				  .slot = r->slot,
-				  .family = r->req.pkt->family };
+	struct rsp_source key = { .addr = r->req.source };
 	const struct rsp_listener *l = r->listener;
-	__u64 *until = bpf_map_lookup_elem(&sources, &key),
-	      cost = l->source_cost * rsp_rate_weight(r), next = now + cost;
+	__u64 cost = l->source_cost * rsp_rate_weight(r), next = now + cost, *until;
 
+	key.slot = r->slot;
+	kerb_overwritten(key.slot);
+	key.family = r->req.pkt->family;
+	until = bpf_map_lookup_elem(&sources, &key);
 	if (!until) {
 		bpf_map_update_elem(&sources, &key, &next, BPF_ANY);
 		return 0;
@@ -82,7 +87,7 @@ static __always_inline int rsp_source_over(const struct rsp_request *r, __u64 no
 static __always_inline int rsp_total_over(const struct rsp_request *r, __u64 now)
 {
 	__u64 window = now >> RSP_WINDOW_SHIFT;
-	__u32 slot = r->slot;
+	kerb_key32 slot = r->slot;
 	struct rsp_total *t = bpf_map_lookup_elem(&totals, &slot);
 
 	if (!t)

@@ -12,15 +12,25 @@ static __always_inline int rsp_fits(const struct rsp_request *r)
 	       kerb_reply_fits(&r->req, r->req.reply_len);
 }
 
+/* What is copied at once. */
+struct rsp_block {
+	__u32 w[8];
+};
+
+struct rsp_half_block {
+	__u32 w[4];
+};
+
 #ifdef KERB_HOOK_XDP
 
-/* Copies size bytes (a constant) from the scratch buffer into the packet. */
-#define RSP_COPY(at, from, size)                          \
-	do {                                              \
-		void *_to = kerb_frame_at(ctx, at, size); \
-		if (!_to)                                 \
-			return -1;                        \
-		__builtin_memcpy(_to, from, size);        \
+/* Copies one object from the scratch buffer into the packet. By its type, as memcpy() would copy
+ * single bytes to a place of unknown alignment. */
+#define RSP_COPY(at, from, type)                                  \
+	do {                                                      \
+		type *_to = kerb_frame_at(ctx, at, sizeof(type)); \
+		if (!_to)                                         \
+			return -1;                                \
+		*_to = *(type *)(from);                           \
 	} while (0)
 
 #else
@@ -32,30 +42,32 @@ static __always_inline int rsp_fits(const struct rsp_request *r)
 KERB_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	struct rsp_scratch *from = rsp_scratch();
-	__u64 sum = 0, tail = kerb_frame_offset(len & ~31);
+	__u64 sum = 0, tail = kerb_frame_offset(len & ~31), end = tail;
 
 	if (!from)
 		return -1;
+	kerb_detach(end);
 	for (__u64 off = 0; off < KERB_REPLY_MAX; off += 32) {
-		__u32 *w = (__u32 *)(from->data + off);
+		struct rsp_block *b = (void *)(from->data + off);
 
-		if (off >= tail)
+		if (off >= end)
 			break;
-		sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
-		RSP_COPY(at + off, w, 32);
+		sum += (__u64)b->w[0] + b->w[1] + b->w[2] + b->w[3] + b->w[4] + b->w[5] + b->w[6] +
+		       b->w[7];
+		RSP_COPY(at + off, b, struct rsp_block);
 	}
-#define RSP_COPY_REST(size, add)                         \
+#define RSP_COPY_REST(type, size, add)                   \
 	if (len & size) {                                \
 		__u32 *w = (__u32 *)(from->data + tail); \
 		sum += add;                              \
-		RSP_COPY(at + tail, w, size);            \
+		RSP_COPY(at + tail, w, type);            \
 		tail = kerb_frame_offset(tail + size);   \
 	}
-	RSP_COPY_REST(16, (__u64)w[0] + w[1] + w[2] + w[3])
-	RSP_COPY_REST(8, (__u64)w[0] + w[1])
-	RSP_COPY_REST(4, *w)
-	RSP_COPY_REST(2, *(__u16 *)w)
-	RSP_COPY_REST(1, bpf_htons(*(__u8 *)w << 8))
+	RSP_COPY_REST(struct rsp_half_block, 16, (__u64)w[0] + w[1] + w[2] + w[3])
+	RSP_COPY_REST(__u64, 8, (__u64)w[0] + w[1])
+	RSP_COPY_REST(__u32, 4, *w)
+	RSP_COPY_REST(__u16, 2, *(__u16 *)w)
+	RSP_COPY_REST(__u8, 1, bpf_htons(*(__u8 *)w << 8))
 #undef RSP_COPY_REST
 #ifdef KERB_HOOK_TC
 	if (len && bpf_skb_store_bytes(ctx, at, from->data, kerb_frame_offset(len - 1) + 1,

@@ -100,7 +100,7 @@ struct {
 
 static __always_inline struct rsp_scratch *rsp_scratch(void)
 {
-	__u32 zero = 0;
+	kerb_key32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
@@ -135,7 +135,7 @@ static __noinline void rsp_send_change(__u32 slot)
 
 static __always_inline void rsp_changed(const struct rsp_request *r)
 {
-	__u32 slot = r->slot;
+	kerb_key32 slot = r->slot;
 	struct rsp_feed *feed = bpf_map_lookup_elem(&feeds, &slot);
 
 	if (feed && feed->armed) {

@@ -29,7 +29,7 @@ static __always_inline int rsp_respond_at(struct kerb_pkt *pkt, __be16 port)
 	else if (ip6)
 		r.listener = rsp_find6(pkt, ip6, port, r.half);
 	if (!r.listener)
-		return rsp_count(0, RSP_OTHER_ADDRESS, KERB_NEXT);
+		return rsp_count_unmatched(RSP_OTHER_ADDRESS, KERB_NEXT);
 	r.slot = r.listener->slot;
 	if (!kerb_scratch_enter())
 		return KERB_NEXT; /* its server answers */
@@ -49,13 +49,14 @@ KERB_INGRESS(pkt)
 		return KERB_NEXT;
 	rsp_reset_verifier(pkt, kerb_reread(p->zero));
 	if (pkt->outcome > KERB_PARSE_NOT_IP)
-		return rsp_count(0, RSP_MALFORMED, KERB_NEXT);
+		return rsp_count_unmatched(RSP_MALFORMED, KERB_NEXT);
 	if (pkt->proto != IPPROTO_UDP)
 		return KERB_NEXT;
 	udp = kerb_udp(pkt);
 	if (!udp)
-		return pkt->flags & KERB_F_FRAG_LATER ? rsp_count(0, RSP_LATER_FRAGMENT, KERB_NEXT)
-						      : KERB_NEXT;
+		return pkt->flags & KERB_F_FRAG_LATER
+			       ? rsp_count_unmatched(RSP_LATER_FRAGMENT, KERB_NEXT)
+			       : KERB_NEXT;
 	return rsp_has_port(p->answered, udp->dest) ? rsp_respond_at(pkt, udp->dest) : KERB_NEXT;
 }
 

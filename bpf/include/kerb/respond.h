@@ -61,14 +61,14 @@ static __always_inline __u32 kerb_ip_len(const struct kerb_pkt *pkt)
  * fits. */
 static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 len)
 {
-	__u32 mtu = 0;
+	__u64 mtu = 0; /* of 32 bits: as kerb_key32 */
 
 	if (len > KERB_REPLY_MAX)
 		return 0;
 	if (len <= r->len)
 		return 1;
 	if (KERB_HAS(check_mtu)) /* Linux 5.12 */
-		return !bpf_check_mtu(r->pkt->ctx, 0, &mtu, len - r->len, 0);
+		return !bpf_check_mtu(r->pkt->ctx, 0, (__u32 *)&mtu, len - r->len, 0);
 	return kerb_ip_len(r->pkt) + sizeof(struct udphdr) + len <= KERB_IPV6_MIN_MTU;
 }
 

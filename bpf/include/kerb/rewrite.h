@@ -167,14 +167,18 @@ static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
  * changes. */
 static __always_inline int kerb_swap_macs(struct kerb_pkt *pkt)
 {
-	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
-	__u8 mac[ETH_ALEN];
+	/* words, as struct ethhdr is packed: memcpy() would copy single bytes */
+	__u16 *w = kerb_at(pkt, 0, sizeof(struct ethhdr));
 
-	if (!eth)
+	if (!w)
 		return -EINVAL;
-	__builtin_memcpy(mac, eth->h_source, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, eth->h_dest, ETH_ALEN);
-	__builtin_memcpy(eth->h_dest, mac, ETH_ALEN);
+#pragma unroll
+	for (int i = 0; i < ETH_ALEN / 2; i++) {
+		__u16 dest = w[i];
+
+		w[i] = w[i + ETH_ALEN / 2];
+		w[i + ETH_ALEN / 2] = dest;
+	}
 	return 0;
 }
 

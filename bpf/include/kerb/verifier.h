@@ -16,7 +16,10 @@
  *   kerb_bound         up to 6.1 a bound counts only in the register that is compared or masked
  *   kerb_detach        all kernels: a comparison bounds what a number was computed from
  *   kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix
- *                      all kernels, up to 6.1 most */
+ *                      all kernels, up to 6.1 most
+ *   kerb_key32, kerb_overwritten
+ *                      all kernels: the stack is compared in slots of 8 bytes, and a write to
+ *                      4 of them does not end the life of what the slot held before */
 #ifndef KERB_VERIFIER_H
 #define KERB_VERIFIER_H
 
@@ -34,6 +37,16 @@ typedef struct __sk_buff kerb_ctx;
 /* A function that the verifier checks once, by itself, and not in every state of its callers: it
  * takes numbers and the hook's context only, and is not static. */
 #define KERB_GLOBAL __attribute__((noinline))
+
+/* A variable with the key of a map that has 32-bit keys, which are its lower half (little endian).
+ * The verifier compares the stack in slots of 8 bytes, and takes what one held before for needed
+ * until all 8 are written. A variable of 4 bytes is part of a slot: states that differ in what was
+ * there before, such as the key of another map, are not merged, and all that is behind is followed
+ * once for each. */
+typedef __u64 kerb_key32;
+
+/* The compiler writes all 8 bytes of x to the stack here, also if part of them changes behind. */
+#define kerb_overwritten(x) asm volatile("" : "+m"(x))
 
 /* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the
  * pointer, and the verifier allows no changed pointer to a context. */

@@ -67,7 +67,7 @@ struct {
 
 static __always_inline struct coap_scratch *coap_scratch(void)
 {
-	__u32 zero = 0;
+	kerb_key32 zero = 0;
 
 	return bpf_map_lookup_elem(&coap_scratches, &zero);
 }

@@ -69,7 +69,7 @@ struct {
 
 static __always_inline struct coap_value *coap_value(__u32 resource, __u32 version)
 {
-	__u32 place = resource * 2 + (version & 1);
+	kerb_key32 place = resource * 2 + (version & 1);
 
 	return bpf_map_lookup_elem(&coap_values, &place);
 }

@@ -84,7 +84,7 @@ static __always_inline int linear_value(const struct rsp_request *r, const struc
 /* Writes the reply to the scratch buffer: the request's end may be cut off before linear_answer. */
 static __always_inline int linear_check(struct rsp_request *r)
 {
-	__u32 at = r->slot + r->half * RSP_SLOTS;
+	kerb_key32 at = r->slot + r->half * RSP_SLOTS;
 	struct linear_law *law = bpf_map_lookup_elem(&linear_laws, &at);
 	struct rsp_scratch *s = rsp_scratch();
 	__s32 value;
