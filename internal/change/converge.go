@@ -102,16 +102,32 @@ func (p *Pipeline) observeKernel() (chain.State, error) {
 	return state, nil
 }
 
-// observeCached is observeKernel for status and metrics. The caller must not hold the agent's lock. When a change takes
+// observeCached is observeKernel for status. The caller must not hold the agent's lock. When a change takes
 // longer than patience, as it may while it waits for a control plane, it returns the last observed state.
 func (p *Pipeline) observeCached(patience time.Duration) (chain.State, error) {
-	const step = 5 * time.Millisecond
-	for waited := time.Duration(0); !p.Exclusive.TryLock(); waited += step {
-		if seen := p.Seen.Load(); seen != nil && waited >= patience {
+	if !p.Exclusive.lockWithin(patience) {
+		if seen := p.Seen.Load(); seen != nil {
 			return *seen, nil
 		}
-		time.Sleep(step)
+		p.Exclusive.Lock()
 	}
 	defer p.Exclusive.Unlock()
 	return p.observeKernel()
+}
+
+// mutex is a lock that callers may wait for with a limit.
+type mutex chan struct{}
+
+func (m mutex) Lock() { m <- struct{}{} }
+
+func (m mutex) Unlock() { <-m }
+
+// lockWithin reports whether it has locked m.
+func (m mutex) lockWithin(limit time.Duration) bool {
+	select {
+	case m <- struct{}{}:
+		return true
+	case <-time.After(limit):
+		return false
+	}
 }

@@ -39,7 +39,7 @@ type Pipeline struct {
 	Slower      time.Duration  // slow packets that chains keep without a trace
 
 	Functions atomic.Bool // from the config: the next reconciliation keeps modules as functions
-	Exclusive sync.Mutex  // held during a change, which may wait for control planes
+	Exclusive mutex       // held during a change, which may wait for control planes
 
 	wake       chan struct{}         // asks for a reconciliation
 	converged  chan struct{}         // there may be chains without a timed copy
@@ -51,8 +51,8 @@ type Pipeline struct {
 
 // New returns a pipeline that changes the state of views.
 func New(views *view.Views) *Pipeline {
-	p := &Pipeline{Views: views, wake: make(chan struct{}, 1), converged: make(chan struct{}, 1),
-		selected: make(chan struct{}, 1), reconciled: make(chan struct{})}
+	p := &Pipeline{Views: views, Exclusive: make(mutex, 1), wake: make(chan struct{}, 1),
+		converged: make(chan struct{}, 1), selected: make(chan struct{}, 1), reconciled: make(chan struct{})}
 	p.tracer = &Tracer{Pipeline: p}
 	views.Look = p.observeCached
 	return p
@@ -71,6 +71,7 @@ func (p *Pipeline) Restore() {
 		p.Now.Modules[name] = p.Preparer.Accepted(m)
 	}
 	p.Watcher.Set(specs(p.Now.Desired))
+	_, _ = p.observeKernel() // for views, until the first reconciliation is done
 }
 
 // Run reconciles, and does slow work after changes, until ctx ends.

@@ -59,12 +59,11 @@ func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 // collectOutcomes adds the parse outcomes per chain. Outcomes without packets have no series; a chain whose counters
 // cannot be read is left out.
 func (v *Views) collectOutcomes(out *promtext.Set) {
-	state, err := v.Look(0)
-	if err != nil {
-		v.Log.Warn("cannot read the state of the kernel", "error", err)
+	seen := v.Seen.Load()
+	if seen == nil {
 		return
 	}
-	for _, c := range state.Chains {
+	for _, c := range seen.Chains {
 		counts, err := v.Dataplane.Outcomes(c)
 		if err != nil {
 			continue
