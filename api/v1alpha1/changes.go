@@ -6,17 +6,17 @@ import "time"
 
 // ChangeRecord is an entry of the node's change history: a request that changed resources or was refused.
 type ChangeRecord struct {
-	Number   int64     `json:"number" doc:"Counts from 1. Numbers of records that a loss of power took away are given again"`
+	Number   int64     `json:"number" doc:"Counts from 1. Numbers of records that were lost in a power failure are reused"`
 	Time     time.Time `json:"time" doc:"When it was executed"`
 	By       string    `json:"by" doc:"Process or certificate of the client"`
-	Owner    string    `json:"owner" doc:"Whose resources were changed"`
+	Owner    string    `json:"owner" doc:"Owner of the changed resources"`
 	Outcome  string    `json:"outcome" enum:"done,refused" doc:"All of it happened, or nothing"`
 	Error    string    `json:"error,omitempty" doc:"Why it was refused"`
 	Repeated int       `json:"repeated,omitempty" doc:"How often the same request was refused again directly afterwards"`
 	Reverts  int64     `json:"reverts,omitempty" doc:"Number of the change that this one has reverted"`
 	Took     int64     `json:"tookNanoseconds" doc:"From when it was its turn until it was in force and on disk"`
 
-	Changes []Change `json:"changes" doc:"What it changed; before and after only for a single record"`
+	Changes []Change `json:"changes" doc:"Changed resources; before and after only for a single record"`
 	Steps   []string `json:"steps,omitempty" doc:"Steps performed in the kernel; only for a single record"`
 }
 

@@ -16,7 +16,7 @@ type EventsRequest struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"500" default:"100" doc:"At most this many, the newest"`
 	Kind   string `query:"kind" doc:"Only those of this kind of resource, or of the Agent"`
 	Name   string `query:"name" doc:"Only those of resources of this name"`
-	Follow bool   `query:"follow" doc:"Then also each one that follows, until the client ends the request"`
+	Follow bool   `query:"follow" doc:"Continues with new events until the client closes the request"`
 }
 
 // Event is an event on the node, the number of missing events, or an error that ends the list. Repetitions within 10
@@ -32,7 +32,7 @@ type Event struct {
 	Reason  string    `json:"reason,omitempty" doc:"In CamelCase: of a condition its reason"`
 	Message string    `json:"message,omitempty"`
 
-	Lost int `json:"lost,omitempty" doc:"Instead of an event: so many came faster than the client read, and were forgotten"`
+	Lost int `json:"lost,omitempty" doc:"Instead of an event: the number of events that were dropped because the client read too slowly"`
 
 	Error string `json:"error,omitempty"`
 }

@@ -10,7 +10,7 @@ type FlowsRequest struct {
 	Peer     string `query:"peer" doc:"Address of the other end, or a prefix such as 192.0.2.0/24"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
 	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
-	Since    int    `query:"since" minimum:"0" maximum:"3600" doc:"Instead of single flows: what was recorded in so many seconds until now, in whole minutes, summed up by service, peer, protocol and destination port. 0: the flows that are open or have ended a moment ago"`
+	Since    int    `query:"since" minimum:"0" maximum:"3600" doc:"Instead of single flows: sums of the last seconds, rounded to whole minutes, by service, peer, protocol and destination port. 0: the flows that are open or have ended a moment ago"`
 	Follow   bool   `query:"follow" doc:"Then also the flows that have packets, once a second, until the client disconnects. Not with since"`
 	Count    int    `query:"count" minimum:"1" maximum:"5000" default:"1000" doc:"At most so many: those with the most bytes, and while following those with the latest packets"`
 }
@@ -44,9 +44,9 @@ type Flow struct {
 	ReplyPackets uint64 `json:"replyPackets" doc:"From the destination to the source"`
 	ReplyBytes   uint64 `json:"replyBytes"`
 	Flows        uint64 `json:"flows,omitempty" doc:"How many flows this is the sum of, with since"`
-	Connections  uint64 `json:"connections,omitempty" doc:"TCP connections that began"`
+	Connections  uint64 `json:"connections,omitempty" doc:"TCP connections that were opened"`
 
-	Verdict      string `json:"verdict" enum:"next,drop,reply,mixed" doc:"next: all packets passed the modules of the service. drop: modules dropped all. reply: modules answered all that came from the source. mixed: neither"`
+	Verdict      string `json:"verdict" enum:"next,drop,reply,mixed" doc:"next: all packets passed the modules of the service. drop: modules dropped all. reply: modules answered all packets from the source. mixed: anything else"`
 	Dropped      uint64 `json:"dropped,omitempty" doc:"Packets from the source that a module of the service's chain dropped"`
 	ReplyDropped uint64 `json:"replyDropped,omitempty"`
 	Replied      uint64 `json:"replied,omitempty" doc:"Packets from the source that a module answered"`
@@ -56,7 +56,7 @@ type Flow struct {
 	State                  string     `json:"state,omitempty" enum:"opening,established,closing,closed,reset," doc:"Of the TCP connection"`
 	ToResponderNanoseconds int64      `json:"toResponderNanoseconds,omitempty" doc:"From SYN to SYN/ACK: the way from the node to the destination and back. With since: the mean"`
 	ToInitiatorNanoseconds int64      `json:"toInitiatorNanoseconds,omitempty" doc:"From SYN/ACK to ACK: the way from the node to the source and back. With since: the mean"`
-	Retransmits            uint64     `json:"retransmits,omitempty" doc:"TCP segments from the source with data, SYN or FIN that begin before the last new byte: sent again, or overtaken"`
+	Retransmits            uint64     `json:"retransmits,omitempty" doc:"TCP segments from the source with data, SYN or FIN that start before the last new byte: retransmitted or reordered"`
 	ReplyRetransmits       uint64     `json:"replyRetransmits,omitempty"`
 	First                  *time.Time `json:"first,omitempty" doc:"When the first packet was seen; not with since"`
 	Last                   time.Time  `json:"last" doc:"When the last packet was seen"`
@@ -74,6 +74,6 @@ type MissingFlows struct {
 	OtherBytes        uint64 `json:"otherBytes,omitempty"`
 	UnrecordedPackets uint64 `json:"unrecordedPackets,omitempty" doc:"Packets of flows that there was no room for. Without since: since the service was attached"`
 	UnrecordedBytes   uint64 `json:"unrecordedBytes,omitempty"`
-	UnreadablePackets uint64 `json:"unreadablePackets,omitempty" doc:"IP packets whose headers do not parse"`
+	UnreadablePackets uint64 `json:"unreadablePackets,omitempty" doc:"IP packets whose headers cannot be parsed"`
 	UnreadableBytes   uint64 `json:"unreadableBytes,omitempty"`
 }

@@ -39,7 +39,7 @@ type HistoryRequest struct {
 // HistoryLine is one line of the answer: the series to which the values of the following lines belong, a sample, or the
 // error that ends the answer.
 type HistoryLine struct {
-	Series  []Series `json:"series,omitempty" doc:"What values are of, in all lines until the next such one"`
+	Series  []Series `json:"series,omitempty" doc:"Series of the values, for all lines until the next one with series"`
 	Step    int      `json:"step,omitempty" doc:"Seconds from one sample to the next"`
 	Omitted int      `json:"omitted,omitempty" doc:"Series for which there is no room"`
 

@@ -50,7 +50,7 @@ type ModelStatus struct {
 
 // ModelSummary describes a document without its numbers.
 type ModelSummary struct {
-	Name      string   `json:"name" doc:"As the document says"`
+	Name      string   `json:"name" doc:"From the document"`
 	Version   uint32   `json:"version" doc:"Version from the document; part of every verdict"`
 	Model     string   `json:"model" doc:"Kind of model, for example mlp or forest"`
 	Shape     string   `json:"shape" doc:"For example 4-3-2-1 for a perceptron"`
@@ -64,7 +64,7 @@ type ModelSummary struct {
 // ModelVersion is an earlier version of a model.
 type ModelVersion struct {
 	Generation int64     `json:"generation" doc:"metadata.generation of the version"`
-	Version    uint32    `json:"version" doc:"As its document says"`
+	Version    uint32    `json:"version" doc:"From its document"`
 	Digest     string    `json:"digest" doc:"SHA-256 of its document"`
 	Replaced   time.Time `json:"replaced" doc:"When it was replaced"`
 }

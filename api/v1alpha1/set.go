@@ -34,7 +34,7 @@ const MaxSetElements = 100000
 
 // SetSpec is the content of a set.
 type SetSpec struct {
-	Type     string   `json:"type" enum:"addresses,prefixes,ports" doc:"What the elements are"`
+	Type     string   `json:"type" enum:"addresses,prefixes,ports" doc:"Type of the elements"`
 	Elements []string `json:"elements,omitempty" maxItems:"100000" doc:"IPv4 and IPv6 addresses, prefixes such as 192.0.2.0/24, or ports; empty in lists"`
 }
 

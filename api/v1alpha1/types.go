@@ -31,9 +31,9 @@ type ObjectMeta struct {
 	Labels     map[string]string `json:"labels,omitempty" doc:"Labels that selectors match"`
 	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Incremented with every change of the spec, starting at 1"`
 
-	ResourceVersion string `json:"resourceVersion,omitempty" readOnly:"true" doc:"Changes with every change of the resource; the entity tag of the resource, and what apply compares with ifUnchanged"`
+	ResourceVersion string `json:"resourceVersion,omitempty" readOnly:"true" doc:"Changes with every change of the resource; the entity tag of the resource, compared by apply with ifUnchanged"`
 
-	Owner string `json:"owner,omitempty" readOnly:"true" doc:"Who applied the resource, if not the user: only that owner changes it, and others by force"`
+	Owner string `json:"owner,omitempty" readOnly:"true" doc:"Owner of the resource, if not the user: only the owner can change it, others need force"`
 }
 
 // OwnerUser is the owner of resources that users apply.
@@ -108,7 +108,7 @@ type Order struct {
 	Priority  int            `json:"priority" required:"false" default:"100" doc:"Distance from the service: lower is nearer"`
 	Before    []string       `json:"before,omitempty" doc:"Modules that are farther from the service than this one"`
 	After     []string       `json:"after,omitempty" doc:"Modules that are nearer to the service than this one"`
-	Direction OrderDirection `json:"direction,omitempty" enum:"mirrored,same" default:"mirrored" doc:"same: packets to the service meet the chain in the order of packets from it, if any module of the chain says so"`
+	Direction OrderDirection `json:"direction,omitempty" enum:"mirrored,same" default:"mirrored" doc:"same: packets to the service traverse the chain in the order of packets from it, if set for any module of the chain"`
 }
 
 // OrderDirection relates the order of packets to a service to that of packets from it.
@@ -136,7 +136,7 @@ type ModuleStatus struct {
 	Counts      []ModuleCount `json:"counts,omitempty" doc:"Packets that reached the module, by hook and direction; absent on sockets"`
 	Drops       []Drop        `json:"drops,omitempty" doc:"Packets dropped, by reason"`
 	Events      *Events       `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
-	Views       []View        `json:"views,omitempty" doc:"How the page shows what its control plane answers"`
+	Views       []View        `json:"views,omitempty" doc:"How the page shows answers of its control plane"`
 }
 
 // View describes how the page shows a control plane's answer to a query.
@@ -292,7 +292,7 @@ type HookState struct {
 	Mode     string   `json:"mode" doc:"native, native-frags, generic, tcx or clsact"`
 	Chain    string   `json:"chain"`
 	Program  uint32   `json:"program" doc:"Kernel id of the linked program"`
-	Modules  []string `json:"modules" doc:"In the order in which packets meet them"`
+	Modules  []string `json:"modules" doc:"In packet order"`
 	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, including foreign ones; lists leave them out"`
 }
 

@@ -9,7 +9,7 @@ type Chain struct {
 	ID        string        `json:"id" doc:"Hash over all inputs of the program: equal chains have equal identities"`
 	Hook      string        `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
 	Direction string        `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
-	Modules   []string      `json:"modules" doc:"In the order in which packets meet them"`
+	Modules   []string      `json:"modules" doc:"In packet order"`
 	Program   uint32        `json:"program" doc:"Kernel id of the entry program"`
 	Cost      *float64      `json:"costNanoseconds,omitempty" doc:"Time that its modules add to the slowest kind of packet, as measured before they went live; absent until all are measured"`
 	Parts     int           `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits, such as 64 maps for a program"`
@@ -49,7 +49,7 @@ type Package struct {
 	Description  string            `json:"description,omitempty"`
 	Hooks        []string          `json:"hooks"`
 	Memory       int64             `json:"memoryBytes" doc:"Kernel memory of its maps at their compiled sizes, in bytes"`
-	Capabilities []string          `json:"capabilities,omitempty" doc:"What the agent provides to its control plane"`
+	Capabilities []string          `json:"capabilities,omitempty" doc:"Capabilities that the agent provides to its control plane"`
 	Queries      map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane serves, with descriptions"`
 	Config       map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
 	Pinned       string            `json:"pinned,omitempty" doc:"Of a pulled package, the reference that always means this content"`
@@ -62,7 +62,7 @@ type Package struct {
 // PackageRequest names a package in a registry to pull into the node's store, or to remove from it.
 type PackageRequest struct {
 	Source string `query:"source" required:"true" maxLength:"512" doc:"Reference with a digest: REGISTRY/REPOSITORY@sha256:DIGEST"`
-	Owner  string `query:"owner" required:"true" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Program that has it pulled. It removes only packages that it has pulled"`
+	Owner  string `query:"owner" required:"true" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Program that requests the pull. It can remove only packages that were pulled for it"`
 }
 
 // PackageRemoved is the answer to the removal of a package.
@@ -114,7 +114,7 @@ type ApplyResult struct {
 
 	Warnings []string `json:"warnings,omitempty" doc:"Accepted, but probably not what you intended"`
 
-	Costs []CostChange `json:"costs,omitempty" doc:"With measure: what the modules that the request changes cost, and would cost"`
+	Costs []CostChange `json:"costs,omitempty" doc:"With measure: current and new cost of the modules that the request changes"`
 }
 
 // CostChange is the cost of a module before and after a change, measured in immediate succession.
@@ -130,11 +130,11 @@ type TraceRequest struct {
 	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
 	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
-	Program  string `query:"program" maxLength:"16384" doc:"Classic BPF for the frame as it came, as tcpdump -y EN10MB -ddd prints it, with commas between lines"`
-	Module   string `query:"module" doc:"That the packet met"`
+	Program  string `query:"program" maxLength:"16384" doc:"Classic BPF for the frame as it arrived, in the format of tcpdump -y EN10MB -ddd, with commas between lines"`
+	Module   string `query:"module" doc:"Only packets that reached this module"`
 	Verdict  string `query:"verdict" enum:"next,drop,reply,redirect," doc:"Of that module, or of any"`
 	Reason   string `query:"reason" doc:"Of a drop, by that module or any; with after, also of the kernel"`
-	Slower   string `query:"slowerThan" doc:"Only packets whose modules took longer in one chain, all together: 50us, 1ms"`
+	Slower   string `query:"slowerThan" doc:"Only packets for which the modules of one chain together took longer: 50us, 1ms"`
 	Bytes    int    `query:"bytes" minimum:"0" maximum:"256" doc:"Of each frame that are returned"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
@@ -159,8 +159,8 @@ type DropsRequest struct {
 // reason why it ended.
 type TraceLine struct {
 	*TracedPacket
-	Lost    uint64 `json:"lost,omitempty" doc:"Events for which there was no room, since the trace began; their packets are missing"`
-	Warning string `json:"warning,omitempty" doc:"What the trace does not show although it was requested, and why"`
+	Lost    uint64 `json:"lost,omitempty" doc:"Events lost since the start of the trace because the buffer was full; their packets are missing"`
+	Warning string `json:"warning,omitempty" doc:"Requested parts that the trace cannot show, with the reason"`
 	Error   string `json:"error,omitempty"`
 }
 
@@ -169,7 +169,7 @@ type TraceLine struct {
 type TracedPacket struct {
 	ID          string      `json:"id,omitempty" doc:"Of the packet, while the trace runs"`
 	Time        time.Time   `json:"time" doc:"When it came"`
-	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns: it is never set, and so distinguishes packets. As bpftrace and pwru have it"`
+	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns, as in bpftrace and pwru; this clock is never set, so that times do not jump"`
 	Service     string      `json:"service,omitempty"`
 	Interface   string      `json:"interface" doc:"Empty for a message"`
 	Hook        string      `json:"hook" doc:"sockets: it is a message, which a program sends through a socket; without frame, by a module on sockets"`
@@ -183,15 +183,15 @@ type TracedPacket struct {
 	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
-	Fingerprint string      `json:"fingerprint,omitempty" doc:"Of the packet as it came: of what distinguishes it, and what neither forwarding nor offloads change. The same on every node"`
+	Fingerprint string      `json:"fingerprint,omitempty" doc:"Hash of the fields that distinguish the packet and that neither forwarding nor offloads change, as it arrived. The same on every node"`
 	Node        string      `json:"node,omitempty" doc:"In a trace that is joined from those of several nodes"`
-	Nanoseconds uint64      `json:"nanoseconds,omitempty" doc:"What the chain took with its parser, of a packet that it kept because it was slow"`
-	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`
+	Nanoseconds uint64      `json:"nanoseconds,omitempty" doc:"Time of the chain with its parser, for a packet that was kept because it was slow"`
+	LinkType    string      `json:"linkType,omitempty" doc:"Link type of the frame: ethernet, ieee802154, or none if it starts with the IP header"`
 	Frame       []byte      `json:"frame,omitempty" doc:"Its first bytes, if they were requested"`
 
 	KernelDrop *KernelDrop `json:"kernelDrop,omitempty" doc:"That the kernel dropped it after this chain, its last one, if that was requested"`
 
-	Then []TracedPacket `json:"then,omitempty" doc:"The packet at the chains that it met after that, in order"`
+	Then []TracedPacket `json:"then,omitempty" doc:"The packet at the following chains, in order"`
 }
 
 // KernelDrop describes how the kernel dropped a packet that all modules passed.
@@ -210,7 +210,7 @@ type ExplainRequest struct {
 
 // ExplainedPacket holds the verdicts for a packet that would arrive now.
 type ExplainedPacket struct {
-	Packets []TracedPacket `json:"packets" doc:"The packet at each chain that it meets"`
+	Packets []TracedPacket `json:"packets" doc:"The packet at each chain that it reaches"`
 	Verdict string         `json:"verdict" enum:"pass,drop,reply,redirect" doc:"At the end"`
 	Module  string         `json:"module,omitempty" doc:"That decided, unless it passes"`
 	Reason  string         `json:"reason,omitempty" doc:"Of a drop"`
@@ -222,7 +222,7 @@ type TraceStep struct {
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
 
-	Note  string `json:"note,omitempty" doc:"What the module noted about the packet: a name of its package, such as rule"`
+	Note  string `json:"note,omitempty" doc:"Note of the module about the packet: a name from its package, such as rule"`
 	Value uint64 `json:"value,omitempty" doc:"Of the note"`
 	Name  string `json:"name,omitempty" doc:"Of that value, from the module's control plane: of a rule, of an instance"`
 

@@ -35,7 +35,7 @@ type VirtualServiceSpec struct {
 type VirtualAddress struct {
 	Address         string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
 	Policy          Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
-	Instance        string `json:"instance,omitempty" doc:"Name of the only instance behind the address; excludes a policy"`
+	Instance        string `json:"instance,omitempty" doc:"Name of the instance that serves all connections to the address; excludes a policy"`
 	AffinityTimeout string `json:"affinityTimeout,omitempty" pattern:"^([0-9]+[hms])+$" patternDescription:"a time such as 3h, 1h30m or 10800s" doc:"Session affinity: a new connection of a client goes to the instance of its last one to the same port, if that began less than this time ago and the instance accepts connections; 1s to 24h"`
 }
 
@@ -82,7 +82,7 @@ type VirtualInstance struct {
 	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: lower is closer, in any unit; if absent, the round-trip time is measured"`
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
 	// TargetPorts applies to this instance only.
-	TargetPorts []VirtualPort `json:"targetPorts,omitempty" maxItems:"64" doc:"Ports of the virtual service that this instance serves on a target port of its own"`
+	TargetPorts []VirtualPort `json:"targetPorts,omitempty" maxItems:"64" doc:"Ports of the virtual service that this instance serves on a different target port"`
 	// ExcludedPorts applies to this instance only.
 	ExcludedPorts []ExcludedPort `json:"excludedPorts,omitempty" maxItems:"1024" doc:"Ports of the virtual service that this instance does not serve: new connections to them go to other instances"`
 }

@@ -82,7 +82,7 @@ func purge(p paths.Paths) error {
 		if _, unused := os.Lstat(p.Oakestra()); unused != nil {
 			return nil
 		}
-		return fmt.Errorf("what Oakestra's services had remains: %w", err)
+		return fmt.Errorf("the network of Oakestra's services is not removed: %w", err)
 	}
 	out, err := exec.Command(program, "purge", p.State).CombinedOutput()
 	if err != nil {

@@ -144,7 +144,7 @@ func (f *follower) follow(ctx context.Context) error {
 			f.applying.Unlock()
 		case id, ok := <-ids:
 			if !ok {
-				return errors.New("the stream of events ended")
+				return errors.New("the event stream ended")
 			}
 			f.forget(id)
 			for len(ids) > 0 { // what happened together is one change

@@ -151,7 +151,7 @@ func (f *follower) verify(ctx context.Context, c container) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the agent knows no interface of the node that belongs to container %s", c.name())
+			return fmt.Errorf("the agent has found no interface on the node for container %s", c.name())
 		}
 		select {
 		case <-ctx.Done():

@@ -64,7 +64,7 @@ func translate(from string, all map[string]container, there map[v1.ServiceSpec]p
 		used[spec] = true
 		labels, left := labelsOf(c)
 		if len(left) > 0 {
-			problems[id] = "not labels of a service, and left out: " + strings.Join(left, ", ")
+			problems[id] = "ignored, as they are not valid labels of a service: " + strings.Join(left, ", ")
 		}
 		labels[labelFrom] = from
 		if len(content.IsLabelValue(c.name())) == 0 {

@@ -148,7 +148,7 @@ func (e *refused) Error() string { return e.detail }
 type unconfirmed struct{ cause error }
 
 func (e *unconfirmed) Error() string {
-	return fmt.Sprintf("the agent did not confirm the change, which is undone if it was made: %v", e.cause)
+	return fmt.Sprintf("the agent did not confirm the change; if it was made, it is undone: %v", e.cause)
 }
 
 func (e *unconfirmed) Unwrap() error { return e.cause }

@@ -172,7 +172,7 @@ func brokerRemedy(err error) string {
 	switch text := err.Error(); {
 	case errors.Is(err, packets.ErrorRefusedNotAuthorised), errors.Is(err, packets.ErrorRefusedBadUsernameOrPassword),
 		strings.Contains(text, packets.ErrorRefusedNotAuthorised.Error()):
-		return "set oakestra.broker.username and passwordFile in kerb.yaml, or the certificate that the broker wants"
+		return "set oakestra.broker.username and passwordFile in kerb.yaml, or the certificate that the broker requires"
 	case strings.Contains(text, "x509") || strings.Contains(text, "tls:"):
 		return "set oakestra.broker.ca to the authority of the broker's certificate, certificate and key to those of this " +
 			"node, or tls: false if the broker has none"

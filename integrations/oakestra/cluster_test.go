@@ -32,7 +32,7 @@ func TestWorkerOfACluster(t *testing.T) {
 	n.Eventually("the condition", func() bool {
 		got := n.condition()
 		return got.Status == "True" && strings.Contains(got.Message,
-			"oakestra: subnet 10.18.0.0/26 and fc00::/120, cluster 127.0.0.1, node w1, last heard 2")
+			"oakestra: subnet 10.18.0.0/26 and fc00::/120, cluster 127.0.0.1, node w1, last message 2")
 	})
 	n.must("POST", "/register", `{"client_id":"w2","cluster_address":"127.0.0.1"}`)
 	if four, six := n.container().deploy(appName, 0, ""); !within("10.18.0.64/26", four) || !within("fc00::100/120", six) {

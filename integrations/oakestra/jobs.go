@@ -304,7 +304,7 @@ func (l *Listener) abstractor(cluster string) string {
 	return "http://" + net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(l.options.Abstractor))
 }
 
-var errNoJob = errors.New("the cluster's resource abstractor does not know the service")
+var errNoJob = errors.New("the cluster's resource abstractor has no such service")
 
 // askJob fetches the job of an instance from the cluster's resource abstractor.
 func askJob(ctx context.Context, base string, in deployment) (*job, error) {

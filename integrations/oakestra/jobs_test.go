@@ -131,7 +131,7 @@ func TestModulesOfJobs(t *testing.T) {
 	n.Kill()
 	n.Configure(strings.Replace(n.config(), "oakbr", "oakbr, requireModules: true", 1))
 	n.start()
-	refused("a.t.other.t", "oakestra.requireModules", "does not know the service")
+	refused("a.t.other.t", "oakestra.requireModules", "has no such service")
 	a.set("a.t.other.t", `[]`)
 	deployed("a.t.other.t", "a service without modules")
 }

@@ -250,10 +250,10 @@ func (l *Listener) follow(ctx context.Context) {
 		}
 		l.mu.Lock()
 		if err := l.keepJobs(); err != nil {
-			l.log.Error("what services are to have cannot be stored", "error", err)
+			l.log.Error("the modules of services cannot be stored", "error", err)
 		}
 		if err := l.sweep(ctx, false); err != nil && ctx.Err() == nil {
-			l.log.Error("services that are gone cannot be cleared away", "error", err)
+			l.log.Error("services without a network namespace cannot be removed", "error", err)
 		}
 		if err := l.ensurePlane(ctx); err != nil && ctx.Err() == nil {
 			l.log.Error("services do not reach other workers", "error", err, "retryIn", sweepEvery.String())

@@ -383,7 +383,7 @@ func (s *session) describe() (reason, text string) {
 	if !s.heard.IsZero() {
 		heard = s.heard.UTC().Format(time.RFC3339)
 	}
-	text = fmt.Sprintf("cluster %s, node %s, last heard %s", s.cluster, s.worker, heard)
+	text = fmt.Sprintf("cluster %s, node %s, last message %s", s.cluster, s.worker, heard)
 	switch {
 	case s.problem != nil:
 		return notConnected, fmt.Sprintf("%s; no connection to the broker %s: %v", text, s.broker.url(s.cluster),

@@ -69,8 +69,8 @@ func TestLinkTypes(t *testing.T) {
 	const wpan = "kagwpan"
 	tun, ifindex := n.addTun(t, wpan, unix.ARPHRD_IEEE802154)
 	pass := onInterface("pass", testPackage(t, "pass"), wpan, nil)
-	n.refuses(t, pass, "spec.attach.interfaces", "cannot read the frames of kagwpan (ieee802154), and does not meet "+
-		"them: with this config it reads the link types [ethernet]")
+	n.refuses(t, pass, "spec.attach.interfaces", "cannot read the frames of kagwpan (ieee802154), and is not "+
+		"attached there: with this config it reads the link types [ethernet]")
 	n.refuses(t, onInterface("guard", "classifier", wpan, map[string]any{"extractor": "flow"}), "spec.attach.interfaces",
 		"kagwpan (ieee802154)")
 	guard := onInterface("guard", "classifier", wpan, nil)

@@ -214,7 +214,7 @@ func (e *execution) rollback(because error) error {
 		return because
 	}
 	if because == nil {
-		because = errors.New("what was only to be verified is not removed")
+		because = errors.New("programs that were loaded for verification only are not removed")
 	}
 	return &RollbackError{Undo: errors.Join(errs...), Err: because}
 }

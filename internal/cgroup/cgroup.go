@@ -23,7 +23,7 @@ import (
 var (
 	ErrNotMounted = errors.New("cgroup v2 is not mounted")
 	ErrGone       = errors.New("no such cgroup")
-	ErrOwnOnly    = errors.New("the agent sees only the cgroups of its own container, and no sockets of other " +
+	ErrOwnOnly    = errors.New("the agent sees only the cgroups of its own container, not sockets of other " +
 		"containers and pods: mount the node's cgroups of version 2 in it, anywhere and read only (in the Helm chart " +
 		"node.cgroups names their directory)")
 )

@@ -64,5 +64,5 @@ func Median(values []float64) float64 {
 var ErrNotMeasured = errors.New("cannot be measured")
 
 // ErrNotPackets is returned, with its memory, for a module on sockets.
-var ErrNotPackets = fmt.Errorf("%w: what it costs is part of send() and of connections, "+
+var ErrNotPackets = fmt.Errorf("%w: its cost is part of send() and of connections, "+
 	"which the kernel offers no test run for; its memory is known", ErrNotMeasured)

@@ -9,7 +9,7 @@ import (
 
 // Errors of attach points that do not accept a chain.
 var (
-	ErrGone = errors.New("the attach point is gone")
+	ErrGone = errors.New("the attach point no longer exists")
 	ErrBusy = errors.New("another program is attached to the hook exclusively")
 )
 

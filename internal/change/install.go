@@ -31,7 +31,7 @@ func (p *Pipeline) install(t target, points plan.Placements) {
 // bind binds the interfaces of services to them, and reports those that have left their service since the last call.
 func (p *Pipeline) bind(t target) {
 	if err := p.Bindings.Bind(t.Observed.Services, t.Observed.Owners); err != nil {
-		p.Log.Warn("an agent that is started again will not know interfaces that have left their service", "error", err)
+		p.Log.Warn("after a restart, the agent will not recognize interfaces that have left their service", "error", err)
 	}
 	for name, s := range t.Observed.Services {
 		for _, l := range s.Links {

@@ -40,7 +40,7 @@ The configuration file may hold:
   log: {level: info, format: text}      # debug, info, warn, error; text, json
   socketGroup: kerb                     # may use the socket, if there is such a group
   cgroup: /                             # cgroup v2: modules on sockets look for the services' sockets below it
-  limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # upper limits for what packages may request for their control planes
+  limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # maximum that packages may request for their control planes
   tcp:                                  # only with TLS, and clientCA, tokenFile or metricsTokenFile
     address: 192.0.2.1:4600
     certificate: /etc/kerb/node.pem

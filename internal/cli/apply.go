@@ -31,15 +31,12 @@ func (a *app) applyCommand() *cobra.Command {
 		Use:   "apply FILE|DIR|-...",
 		Short: "Create or update resources: all of them or none",
 		Long: "Creates or updates the resources in the files, all or nothing: after any error the node is unchanged.\n" +
-			"Resources that are already as described are left alone. Resources that are in no file are kept, unless " +
-			"--prune\n" +
-			"deletes them; see also kerb delete.\n\n" +
-			"Each resource has an owner: the user, or a program that keeps resources of its own, such as oakestra. " +
-			"Resources of\n" +
-			"other owners are neither changed nor deleted, unless --force takes them over.\n\n" +
-			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the " +
-			"agent: its\n" +
-			"metadata.resourceVersion must be the present one. A resource without one must not exist.",
+			"Unchanged resources are left alone. Resources that are in no file are kept, unless --prune deletes them; see\n" +
+			"also kerb delete.\n\n" +
+			"Each resource has an owner: the user, or a program that manages its own resources, such as oakestra. Resources\n" +
+			"of other owners are neither changed nor deleted, unless --force takes them over.\n\n" +
+			"With --if-unchanged nothing is applied if a resource has changed since the file was read from the agent: its\n" +
+			"metadata.resourceVersion must be the current one. A resource without one must not exist.",
 		Example: `  kerb apply firewall.yaml
   kerb apply -f node.d --dry-run
   kerb apply -f node.d --prune --owner fleet

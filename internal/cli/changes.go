@@ -22,9 +22,9 @@ func (a *app) changesCommand() *cobra.Command {
 	var of string
 	c := answers(&cobra.Command{
 		Use:   "changes [NUMBER]",
-		Short: "Show what was changed on the node, by whom and when; or one change with its differences",
+		Short: "Show changes of the node with client and time, or one change with its differences",
 		Long: "Shows the newest changes of resources, and those that were refused. With a number it shows that change: " +
-			"what was\ndifferent afterwards, and the steps in the kernel. kerb revert takes a change back.",
+			"its\ndifferences, and the steps in the kernel. kerb revert reverts a change.",
 		Example: "  kerb changes\n  kerb changes --of module/fw --limit 5\n  kerb changes 41",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -147,10 +147,10 @@ func (a *app) revertCommand() *cobra.Command {
 	var dryRun, force bool
 	c := answers(&cobra.Command{
 		Use:   "revert NUMBER",
-		Short: "Take a change back: all of it or nothing",
-		Long: "Makes the resources of a change what they were before it: deletes what it created, and applies again what\n" +
-			"it updated or deleted. Refused if one of them was changed since, unless --force makes it what it was then.\n" +
-			"With --dry-run it shows the differences. A reverted change is itself a change, which can be reverted.",
+		Short: "Revert a change: all of it or nothing",
+		Long: "Restores the resources of a change to the state before it: deletes resources that it created, and applies\n" +
+			"the previous state of resources that it updated or deleted. Refused if one of them has changed since, unless\n" +
+			"--force is given. With --dry-run it shows the differences. A revert is itself a change, which can be reverted.",
 		Example: "  kerb revert 41 --dry-run\n  kerb revert 41",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -146,12 +146,12 @@ func Root(b Build) *cobra.Command { return (&app{build: b}).root() }
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "kerb",
-		Short: "Run the hot path of edge services inside the kernel",
-		Long: `kerb is the agent of a node and the command line to it. The agent loads, chains, swaps and watches eBPF modules on the
-services of the node, without touching the services.
+		Short: "Run the hot path of edge services in the kernel",
+		Long: `kerb is the agent of a node and the command line to it. The agent loads, chains, replaces and monitors eBPF modules on the
+services of the node, without modifying the services.
 
-Exit status: 0 done, 1 failed, 2 wrong usage or invalid resource, 3 not found, 4 no agent answers, 5 conflict or refused by
-the kernel.`,
+Exit status: 0 success, 1 failure, 2 usage error or invalid resource, 3 not found, 4 agent unreachable, 5 conflict or
+rejected by the kernel.`,
 		Example: `  kerb agent                              # as root, or: systemctl start kerb
   kerb service add web --netns /run/netns/web --label app=web
   kerb apply -f firewall.yaml

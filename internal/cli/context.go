@@ -181,7 +181,7 @@ func clientToken(path string) (string, error) {
 }
 
 func (a *app) contextCommand() *cobra.Command {
-	return noun("context", "Agents of other nodes that commands can speak to", a.contextListCommand(),
+	return noun("context", "Agents of other nodes that commands can use", a.contextListCommand(),
 		a.contextSetCommand(), a.contextUseCommand())
 }
 
@@ -219,7 +219,7 @@ func (a *app) contextSetCommand() *cobra.Command {
 		Short: "Create or replace a context",
 		Long: "Writes a context: the address of an agent's TCP endpoint (tcp: in its configuration), the certificate of " +
 			"its authority, and\n" +
-			"a client certificate with its key, or a file with a token, as the agent demands.",
+			"a client certificate with its key, or a file with a token, as the agent requires.",
 		Example: "  kerb context set edge1 --address https://192.0.2.1:4600 --ca ca.pem --token-file token\n  kerb " +
 			"--context edge1 status",
 		Args: cobra.ExactArgs(1),

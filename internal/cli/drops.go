@@ -17,11 +17,12 @@ func (a *app) lastDropsCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "drops",
 		Short: "Show the last packets that modules dropped, or packets as they are dropped",
-		Long: "Shows the last packets that modules dropped, with module and reason, oldest first: the frame as the module\n" +
-			"left it. Chains keep them without a trace: the last one of each service, module and reason, and the 32 before\n" +
-			"those; of a burst the first 10, and then 10 a second. kerb module drops has the counts of all drops.\n\n" +
-			"With --follow, --for or --times it is kerb trace --verdict drop: packets that are dropped from now on, all of\n" +
-			"them, with what the modules before did.",
+		Long: "Shows the last packets that modules dropped, with module, reason and the frame as the module left it, " +
+			"oldest\n" +
+			"first. Chains keep them without a trace: the last one of each service, module and reason, and the 32 before\n" +
+			"those; of a burst the first 10, and then 10 per second. kerb module drops has the counts of all drops.\n\n" +
+			"With --follow, --for or --times it is kerb trace --verdict drop: all packets that are dropped from now on,\n" +
+			"with the verdicts of the preceding modules.",
 		Example: "  kerb drops --service web\n  kerb drops --module fw --reason policy -w dropped.pcapng\n" +
 			"  kerb drops --follow --module fw --for 1m",
 		Args: cobra.NoArgs,

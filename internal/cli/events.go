@@ -20,13 +20,13 @@ func (a *app) eventsCommand() *cobra.Command {
 	limit, of, follow := 100, "", false
 	c := answers(&cobra.Command{
 		Use:   "events",
-		Short: "Show what has happened: services that came or went, control planes that exited, refusals, rollbacks",
-		Long: `Shows the newest events, oldest first: conditions that have become False or are no longer, control planes that have
-started or exited, changes that were refused or rolled back, starts of the agent. One that is repeated within
-10 minutes is one line, with the number of times. -o json prints one object per line.
+		Short: "Show events: services that appeared or disappeared, control planes that exited, rejected changes, rollbacks",
+		Long: `Shows the newest events, oldest first: conditions that became False or recovered, control planes that started or
+exited, changes that were refused or rolled back, starts of the agent. Repetitions within 10 minutes are one line,
+with their number. -o json prints one object per line.
 
-The agent keeps the newest 500 events, 100 of a resource: when it forgets some before --follow has read them, their
-number is printed on standard error.`,
+The agent keeps the newest 500 events, 100 of a resource: if it drops some before --follow has read them, their number
+is printed on standard error.`,
 		Example: "  kerb events\n  kerb events --follow\n  kerb events --of service/web",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

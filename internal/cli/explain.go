@@ -31,7 +31,7 @@ func (a *app) schemaCommand() *cobra.Command {
 		Short: "Print the JSON Schema of all resources, for editors and checkers",
 		Long: "Prints a JSON Schema (2020-12) for files with resources, the configurations of built-in packages included. " +
 			"Editors with a\n" +
-			"YAML language server take it by a comment in the first line of a file:\n\n" +
+			"YAML language server use it with this comment in the first line of a file:\n\n" +
 			"  # yaml-language-server: $schema=/etc/kerb/schema.json",
 		Example: "  kerb schema > /etc/kerb/schema.json",
 		Args:    cobra.NoArgs,
@@ -114,9 +114,10 @@ func (a *app) explainPacketCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "packet PACKET --service NAME",
 		Short: "Show what the modules of a service would do to a packet",
-		Long: "Runs a packet that does not exist through copies of the chains of a service, with copies of their tables,\n" +
-			"and shows what each module would do to it now: as one of a connection that the modules know, if they do.\n" +
-			"Nothing on the node notices.",
+		Long: "Runs a simulated packet through copies of the chains of a service, with copies of their tables, and " +
+			"shows what\n" +
+			"each module would do to it now. A packet of a tracked connection is treated as part of it. Nothing is sent, and\n" +
+			"counters do not change.",
 		Example: `  kerb explain packet 'tcp 198.51.100.7:40000 > 10.18.0.5:80 syn' --service web
   kerb explain packet 'udp 10.18.0.5:5000 > 192.0.2.9:53 length 64' --service web
   kerb explain packet 'icmp 198.51.100.7 > 10.18.0.5 type 8' --service web`,
@@ -126,7 +127,7 @@ func (a *app) explainPacketCommand() *cobra.Command {
 			return a.explainPacket(cmd, r)
 		},
 	})
-	c.Flags().StringVar(&r.Service, "service", "", "the service whose modules the packet meets")
+	c.Flags().StringVar(&r.Service, "service", "", "the service whose modules process the packet")
 	_ = c.RegisterFlagCompletionFunc("service", kindOf(resource.Service).complete(a))
 	c.Flags().StringVar(&r.Direction, "direction", "", "ingress (to the service) or egress; by default the one in "+
 		"which the service has an address of the packet")

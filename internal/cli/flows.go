@@ -27,16 +27,16 @@ func (a *app) flowsCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "flows",
 		Short: "Show who talks to whom: bytes, packets, verdict, handshake round trip, retransmits",
-		Long: `Shows the flows that modules of package flows hold, those with the most bytes first, and what these could not hold.
-The source is the end that began. PACKETS and BYTES are from it, REPLY-PACKETS and REPLY-BYTES are for it. RTT is of the
-TCP handshake: to the destination + to the source, as seen from this node. RETRANSMITS are segments that were sent
-again or overtaken, in both directions.
+		Long: `Shows the flows in the tables of modules of package flows, those with the most bytes first, and how many packets these
+tables had no room for. The source is the initiator. PACKETS and BYTES are from it, REPLY-PACKETS and REPLY-BYTES are to
+it. RTT is the round trip of the TCP handshake: to the destination + to the source, as seen from this node. RETRANSMITS
+are segments that were retransmitted or reordered, in both directions.
 
---since sums up what was recorded in the last minutes, by service, peer, protocol and destination port.
+--since shows sums of the last minutes, by service, peer, protocol and destination port.
 --follow prints flows that have packets, once a second. -o json prints one object per line.
 
 --file writes these objects to a file instead. When it is full, it becomes FILE.1, FILE.1 becomes FILE.2, and so on.
-What cannot be written, as on a full disk, is lost, counted and reported, and writing continues when there is room.`,
+Lines that cannot be written, as on a full disk, are lost, counted and reported; writing continues when there is space.`,
 		Example: "  kerb flows --service web\n  kerb flows --since 1h --protocol tcp --port 443\n" +
 			"  kerb flows --peer 198.51.100.0/24 --follow\n  kerb flows --follow --file /var/log/flows.json --keep 5",
 		Args: cobra.NoArgs,
@@ -66,7 +66,7 @@ What cannot be written, as on a full disk, is lost, counted and reported, and wr
 	flags.StringVar(&r.Peer, "peer", "", "the other end: an address or a prefix")
 	flags.StringVar(&r.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6 or a number")
 	flags.Uint16Var(&r.Port, "port", 0, "source or destination port; with --since destination port")
-	flags.IntVar(&r.Count, "count", 100, "at most so many, up to 5000")
+	flags.IntVar(&r.Count, "count", 100, "at most this many, up to 5000")
 	flags.DurationVar(&since, "since", 0, "sums of this time until now, in whole minutes: 5m, 1h")
 	flags.BoolVarP(&r.Follow, "follow", "f", false, "also flows that have packets later, until interrupted")
 	flags.StringVar(&file.path, "file", "", "with --follow: write to this file, as -o json")

@@ -177,9 +177,10 @@ func showUpdate(w io.Writer, text []byte, output string) error {
 func (a *app) exportCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "export",
-		Short: "Print all resources as YAML that apply takes back",
-		Long: "Prints every resource that was applied, without status and versions: a backup, and the\n" +
-			"same node elsewhere. Virtual services that resolvers found are left out. -o json prints a list.",
+		Short: "Print all resources as YAML for apply",
+		Long: "Prints every applied resource, without status and versions: as a backup, or to set up another node in " +
+			"the same\n" +
+			"way. Virtual services found by resolvers are omitted. -o json prints a list.",
 		Example: "  kerb export > node.yaml\n  kerb export | kerb --server https://192.0.2.2:4600 apply -",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

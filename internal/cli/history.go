@@ -29,14 +29,13 @@ func (a *app) historyCommand() *cobra.Command {
 	since, follow := "1h", false
 	c := &cobra.Command{
 		Use:   "history [NAME]",
-		Short: "Show traffic, drops and the agent's own use over time; or those of one service or module",
-		Long: `Shows what the agent has sampled: packets and drops of services, packets of modules by verdict and the 99th
-percentile of the time that they take (of one module the median, too), CPU and memory of the agent, problems; of one
-service or module everything. A graph is scaled to its maximum, from the time --since on the left to now on the
-right; where it is empty, nothing was measured. The history is off unless kerb.yaml has the line history: {};
---follow needs none.
+		Short: "Show traffic, drops and the agent's resource use over time; or those of one service or module",
+		Long: `Shows samples of the agent: packets and drops of services, packets of modules by verdict and the 99th percentile of
+their latency (of one module the median, too), CPU and memory of the agent, problems; for one service or module, all of
+its series. A graph is scaled to its maximum, from the time --since on the left to now on the right; it is empty where
+nothing was measured. The history is off unless kerb.yaml has the line history: {}; --follow works without it.
 
--o openmetrics prints samples with their times, of which promtool makes blocks for a Prometheus server.`,
+-o openmetrics prints samples with timestamps, which promtool converts to blocks for a Prometheus server.`,
 		Example: "  kerb history\n  kerb history web --since 24h\n  kerb history web --follow\n" +
 			"  kerb history --since 30d -o openmetrics > node.om\n" +
 			"  promtool tsdb create-blocks-from openmetrics node.om data",

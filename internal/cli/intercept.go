@@ -59,7 +59,7 @@ type latePacket struct {
 }
 
 func (a *app) interceptCommand() *cobra.Command {
-	return noun("intercept", "Packets delivered to programs: classes, delays, what was late",
+	return noun("intercept", "Packets delivered to programs: classes, delays, late packets",
 		interceptQuery(a, "classes", "Show classes, their packet counters, and the programs that have them open", "classes",
 			printClasses),
 		interceptQuery(a, "stats", "Show how long delivery takes, from the kernel part to the program", "classes",

@@ -30,13 +30,13 @@ func (a *app) traceJoinCommand() *cobra.Command {
 	within, times := joinedByChance, false
 	c := answers(&cobra.Command{
 		Use:   "join FILE FILE...",
-		Short: "Show packets at all nodes that they met",
-		Long: "Reads what kerb trace -o json has written on several nodes, a file for each, and shows each packet with\n" +
-			"the modules of all nodes that it met, also through a tunnel. A node is called as its file, without .json. A\n" +
+		Short: "Show packets at all nodes on their path",
+		Long: "Reads the output of kerb trace -o json from several nodes, a file for each, and shows each packet with the\n" +
+			"modules of all nodes on its path, also through a tunnel. A node has the name of its file, without .json. A\n" +
 			"packet is recognized by addresses, ports, identification, sequence numbers or the first bytes of a datagram, as\n" +
 			"they were at any module of both nodes, and by its time. Nothing is sent between nodes for this.\n\n" +
-			"Times are those of the nodes' clocks. Packets that no other node has are shown, too: they were lost on their\n" +
-			"way, or that node did not trace them.",
+			"Times are those of the nodes' clocks. Packets that were traced on one node only are shown, too: they were lost,\n" +
+			"or the other node did not trace them.",
 		Example: "  ssh edge-1 kerb trace --for 10s --count 0 -o json > edge-1.json &\n" +
 			"  ssh edge-2 kerb trace --for 10s --count 0 -o json > edge-2.json; wait\n" +
 			"  kerb trace join edge-1.json edge-2.json --times",

@@ -68,10 +68,10 @@ func (a *app) modelLoadCommand() *cobra.Command {
 		Use:   "load FILE",
 		Short: "Load a model, or replace one while packets flow",
 		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model " +
-			"switch to it at once:\n" +
-			"no packet meets half of it, and none is lost. If one cannot use it, what it ran before runs on, and load says " +
-			"why and exits\n" +
-			"with 5. The versions before are kept; see kerb model rollback.",
+			"switch to it\n" +
+			"atomically, without losing packets. If a module cannot use it, it keeps running its previous model, and load " +
+			"prints the\n" +
+			"reason and exits with 5. Previous versions are kept; see kerb model rollback.",
 		Example: `  kerb model load dis.json
   kerb model load dis.json --name guard --label site=lab
   kerb-ml import mlp.onnx | kerb model load - --name guard`,
@@ -171,7 +171,7 @@ func readyCondition(all []v1alpha1.Condition) (ready v1alpha1.Condition) {
 func (a *app) modelDescribeCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "describe NAME|FILE",
-		Short: "Show a model's contents and cost, and its distance from the limits",
+		Short: "Show a model's contents and cost, and how close it is to the limits",
 		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), " +
 			"for which no\n" +
 			"agent is needed.",

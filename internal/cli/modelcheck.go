@@ -30,11 +30,12 @@ func (a *app) modelCheckCommand() *cobra.Command {
 	data, label := "", ""
 	c := answers(&cobra.Command{
 		Use:   "check FILE --data CSV",
-		Short: "Run a model in this kernel on a whole table, and compare it with floating point",
-		Long: "Loads the model into the kernel and runs it on each row of the table, by test runs: no packet meets it, and " +
-			"no agent is\n" +
-			"needed. The table has a column for each feature, and one with the class, by name or number, from which the " +
-			"accuracy comes.\n" +
+		Short: "Run a model in this kernel on a table, and compare it with floating point",
+		Long: "Loads the model into the kernel and runs it on each row of the table, by test runs: it processes no " +
+			"packets, and " +
+			"needs no\n" +
+			"agent. The table has a column for each feature, and one with the class, by name or number, for the " +
+			"accuracy.\n" +
 			"Needs root, or CAP_BPF and CAP_NET_ADMIN.",
 		Example: "  kerb model check floods.json --data windows.csv",
 		Args:    cobra.ExactArgs(1),

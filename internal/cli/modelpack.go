@@ -17,8 +17,8 @@ func (a *app) modelPackCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pack FILE --features NAMES",
 		Short: "Write a model as data planes with <kerb/infer.h> read it",
-		Long: "Writes the value of the map models, in this machine's byte order, for a package with a feature extractor of " +
-			"its own.\nThe features are those of the extractor, in the order of their numbers in kerb_feature_set().",
+		Long: "Writes the value of the map models, in this machine's byte order, for a package with its own feature " +
+			"extractor.\nThe features are those of the extractor, in the order of their numbers in kerb_feature_set().",
 		Example: "  kerb model pack model.json --features length,ttl,port -f model.bin",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -19,9 +19,11 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "quantise FILE --data CSV",
 		Short: "Make a model of layers run with 8-bit weights",
-		Long: "Finds on the rows of the table which ranges inputs and layers have, and writes the document with them and " +
-			"the arithmetic\n" +
-			"int8: about a third of the time of q15 at some loss of accuracy, which is reported. Trees are exact already.",
+		Long: "Determines the ranges of inputs and layers from the rows of the table, and writes the document with " +
+			"these ranges " +
+			"and the\n" +
+			"arithmetic int8: it takes about a third of the time of q15, with some loss of accuracy, which is reported. Trees " +
+			"are exact.",
 		Example: "  kerb model quantise guard.json --data windows.csv -f guard-int8.json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

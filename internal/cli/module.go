@@ -86,7 +86,7 @@ func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) 
 func (a *app) dropsCommand() *cobra.Command {
 	return a.ofModules(&cobra.Command{
 		Use:     "drops [NAME]",
-		Short:   "Show which module dropped how many packets of which service, and why",
+		Short:   "Show dropped packets by module, service and reason",
 		Example: "  kerb module drops\n  kerb module drops fw -o json",
 	}, func(out io.Writer, all []v1alpha1.Module) error {
 		drops := map[string][]v1alpha1.Drop{}

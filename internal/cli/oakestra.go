@@ -14,13 +14,12 @@ func (a *app) oakestraCheckCommand() *cobra.Command {
 	var services []string
 	c := answers(&cobra.Command{
 		Use:   "check",
-		Short: "Examine whether the cluster works for this worker",
-		Long: "Speaks the protocol of a worker to the cluster: connects with the broker, sends queries to the service " +
-			"manager, and compares\n" +
-			"what the cluster knows of the services here with what runs. Needs no agent: it runs on workers with Oakestra's " +
-			"own network\n" +
-			"manager, too. It asks for no subnet, and withdraws the interest in services that it looks up. Exits with 1 if " +
-			"something is wrong.",
+		Short: "Check whether the cluster works for this worker",
+		Long: "Uses the worker's protocol with the cluster: connects to the broker, sends queries to the service " +
+			"manager, and\n" +
+			"compares the cluster's data about the services of this node with the running ones. Needs no agent: it runs on\n" +
+			"workers with Oakestra's own network manager, too. It requests no subnet, and withdraws its interest in services\n" +
+			"that it looks up. Exits with 1 if there is a problem.",
 		Example: "  kerb oakestra check\n  kerb oakestra check --cluster 192.0.2.1 --service app.ns.web.test",
 		Args:    noSubcommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -17,7 +17,7 @@ type writer struct {
 }
 
 func (w *writer) addFlags(c *cobra.Command) {
-	c.Flags().StringVar(&w.owner, "owner", v1alpha1.OwnerUser, "whose the resources are")
+	c.Flags().StringVar(&w.owner, "owner", v1alpha1.OwnerUser, "owner of the resources")
 	c.Flags().BoolVar(&w.force, "force", false, "also change resources of other owners")
 }
 

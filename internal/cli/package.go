@@ -32,8 +32,8 @@ func (a *app) packageNewCommand() *cobra.Command {
 		Use:   "new DIR",
 		Short: "Write a small package that works, to start from",
 		Long: "Writes a package that builds, with tests: watch counts and drops packets to a port, responder answers " +
-			"requests over UDP\nin the kernel (<kerb/respond.h>), extractor drops what a model says of features of its own " +
-			"(<kerb/infer.h>).",
+			"requests over UDP\nin the kernel (kerb/respond.h), extractor drops packets by a model on its own features " +
+			"(kerb/infer.h).",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			abs, err := filepath.Abs(args[0])
@@ -52,7 +52,7 @@ func (a *app) packageNewCommand() *cobra.Command {
 		},
 	})
 	cmd.Flags().StringVar(&name, "name", "", "name of the package (default: last part of DIR)")
-	cmd.Flags().StringVar(&kind, "kind", pkgs.NewWatch, "what it is: "+strings.Join(pkgs.Kinds, ", "))
+	cmd.Flags().StringVar(&kind, "kind", pkgs.NewWatch, "kind of package: "+strings.Join(pkgs.Kinds, ", "))
 	cmd.Flags().StringVar(&control, "control", "", "language of its control plane: python (default: none; of an "+
 		"extractor python)")
 	return cmd
@@ -89,10 +89,10 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 	var f storeFlags
 	c := answers(&cobra.Command{
 		Use:   "verify DIR|NAME|REFERENCE",
-		Short: "Have the kernel check a package without attaching it",
+		Short: "Verify a package in the kernel without attaching it",
 		Long: "Links each hook and direction of the package into a chain of one, loads it into the kernel and removes " +
 			"it again.\n" +
-			"Needs root, or CAP_BPF and CAP_NET_ADMIN. No packet meets the program.",
+			"Needs root, or CAP_BPF and CAP_NET_ADMIN. It processes no packets.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := findPackage(cmd, &f, args[0])

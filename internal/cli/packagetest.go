@@ -79,8 +79,8 @@ func (a *app) packageTestCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "test DIR|NAME|REFERENCE",
 		Short: "Run packets through a package in the kernel, and compare verdicts and packets",
-		Long: `Links the package into a chain of one as the agent does, runs packets through it by BPF_PROG_TEST_RUN, and compares what
-comes out with test.yaml in the package's directory. Nothing is attached; no packet leaves. Needs root, or CAP_BPF and
+		Long: `Links the package into a chain of one as the agent does, runs packets through it by BPF_PROG_TEST_RUN, and compares the
+results with test.yaml in the package's directory. Nothing is attached; no packet is sent. Needs root, or CAP_BPF and
 CAP_NET_ADMIN. With --pcap it prints the verdict on each packet of a capture.
 
   config: {port: 9999, drop: true}

@@ -25,7 +25,7 @@ func (a *app) purgeCommand() *cobra.Command {
 	var all bool
 	c := answers(&cobra.Command{
 		Use:   "purge",
-		Short: "Remove everything that Kerb has in the kernel",
+		Short: "Remove everything that Kerb has installed in the kernel",
 		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge " +
 			"and veths\n" +
 			"of its Oakestra listener; and, with kerb-bench, the leftovers of killed benchmarks. Other programs are " +

@@ -18,7 +18,7 @@ import (
 
 const referenceHelp = `
 A reference is REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST, or the same with oci:/DIRECTORY, an OCI image
-layout on disk, in the place of registry and repository. Registries are spoken to with TLS, except those on this machine.
+layout on disk, instead of registry and repository. Registries are accessed with TLS, except those on this machine.
 Credentials are those of "docker login" or "podman login".`
 
 // registryCommands are the parts of `kerb package` that move packages. None of them needs an agent.
@@ -69,7 +69,7 @@ func (f *signFlags) add(c *cobra.Command) {
 }
 
 func addPlainHTTP(c *cobra.Command, t *oci.Transport) {
-	c.Flags().BoolVar(&t.PlainHTTP, "plain-http", false, "speak to the registry without TLS")
+	c.Flags().BoolVar(&t.PlainHTTP, "plain-http", false, "connect to the registry without TLS")
 }
 
 func (a *app) packagePushCommand() *cobra.Command {
@@ -80,8 +80,9 @@ func (a *app) packagePushCommand() *cobra.Command {
 		Short: "Put a built package into a registry or an image layout",
 		Long: "Pushes the package in DIR, which must be built, as an OCI artifact, and signs it if --key is given. A " +
 			"package whose\n" +
-			"control plane is compiled per architecture takes one --platform for each instead of DIR; nodes then pull\n" +
-			"theirs.\n" + referenceHelp,
+			"control plane is compiled per architecture needs one --platform for each instead of DIR; a node pulls the " +
+			"one for\n" +
+			"its architecture.\n" + referenceHelp,
 		Example: `  kerb package push ./limiter registry.example.org/acme/limiter:1.2.0 --key acme.key
   kerb package push ./limiter oci:/srv/packages/limiter:1.2.0
   kerb package push registry.example.org/acme/ids:2.0.0 --platform linux/amd64=ids-amd64 --platform linux/arm64=ids-arm64`,
@@ -220,9 +221,9 @@ func (a *app) packagePullCommand() *cobra.Command {
 		Short: "Fetch a package into this node's store",
 		Long: "Fetches a package, or an image of eBPF programs with bpfman's labels, checks its digests and its signature " +
 			"with the keys\n" +
-			"in /etc/kerb/keys, and keeps it in the store, as root. Modules then name REFERENCE as their package; the agent " +
-			"checks the\n" +
-			"same again, offline, before it loads it. A tag can be moved and pulled again; a digest cannot.\n" + referenceHelp,
+			"in /etc/kerb/keys, and stores it, as root. Modules then name REFERENCE as their package; the agent repeats the\n" +
+			"checks offline before it loads the package. " +
+			"A tag can be moved and pulled again; a digest cannot.\n" + referenceHelp,
 		Example: `  kerb package pull registry.example.org/acme/limiter:1.2.0
   kerb package pull oci:/media/usb/limiter:1.2.0
   kerb package pull --identity registry.example.org/acme/limiter mirror.example.net/acme/limiter:1.2.0`,
@@ -242,8 +243,8 @@ func (a *app) packagePullCommand() *cobra.Command {
 	})
 	f.add(c)
 	addPlainHTTP(c, &transport)
-	c.Flags().BoolVar(&trust.AllowUnsigned, "allow-unsigned", false, "take it without a signature by a key of this node")
-	c.Flags().BoolVar(&trust.AllowDowngrade, "allow-downgrade", false, "take an older version than the tag led to before")
+	c.Flags().BoolVar(&trust.AllowUnsigned, "allow-unsigned", false, "accept it without a signature by a key of this node")
+	c.Flags().BoolVar(&trust.AllowDowngrade, "allow-downgrade", false, "accept an older version than the tag had before")
 	c.Flags().StringVar(&trust.Identity, "identity", "", "name that the signature must be for (default: registry and "+
 		"repository)")
 	return c
@@ -270,7 +271,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 		Use:     "rm REFERENCE",
 		Aliases: []string{"delete"},
 		Short:   "Remove a pulled package from this node's store",
-		Long:    "Removes a package that was pulled, unless a module that is deployed is made of it.",
+		Long:    "Removes a pulled package, unless a deployed module uses it.",
 		Example: "  kerb package rm registry.example.org/acme/limiter:1.2.0",
 		Args:    cobra.ExactArgs(1),
 		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {

@@ -48,7 +48,7 @@ func (a *app) setChangeCommand(verb, short string, of func(*v1alpha1.SetChange, 
 	c := answers(&cobra.Command{
 		Use:   verb + " NAME ELEMENT...",
 		Short: short,
-		Long: short + ", while packets flow. The change is in force, and on disk, when the command returns. Connections " +
+		Long: short + ", while packets flow. The change is in effect, and on disk, when the command returns. Connections " +
 			"through\nfirewalls with sets are checked again with their next packet.",
 		Example: "  kerb set " + verb + " blocklist 198.51.100.7 2001:db8::7\n  kerb set " + verb +
 			" blocklist --file addresses.txt",
@@ -92,7 +92,7 @@ func (a *app) setLoadCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "load NAME FILE --type TYPE",
 		Short: "Create a set, or replace all its elements at once",
-		Long: "Reads a file with an element on each line; - is standard input, and # begins a comment. Each packet meets " +
+		Long: "Reads a file with an element on each line; - is standard input, and # begins a comment. Each packet sees " +
 			"either the\nold elements or the new ones.",
 		Example: "  kerb set load blocklist drop.txt --type prefixes\n" +
 			"  kerb set load web ports.txt --type ports",

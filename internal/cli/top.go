@@ -35,11 +35,11 @@ func (a *app) topCommand() *cobra.Command {
 	o := topOptions{table: topTables[0]}
 	c := answers(&cobra.Command{
 		Use:   "top [services|modules|drops]",
-		Short: "Watch the traffic of services and modules, and what is dropped",
+		Short: "Watch the traffic of services and modules, and drops",
 		Long: "Shows packets and bytes per second of services, of modules by verdict, or drops by module and reason,\n" +
 			"highest first, until interrupted. Directions are the service's: egress is from it, ingress is to it; packets of\n" +
-			"services are those that the kernel has counted on their interfaces. What has had no traffic yet is left out.\n\n" +
-			"On a terminal, keys choose table, column and rows; ? lists them. Elsewhere, and with --count, it prints tables.",
+			"services are counted by the kernel on their interfaces. Rows without any traffic so far are omitted.\n\n" +
+			"On a terminal, keys select table, column and rows; ? lists them. Elsewhere, and with --count, it prints tables.",
 		Example: "  kerb top\n  kerb top drops --filter fw\n" +
 			"  kerb top modules --sort drop-packets --interval 5s --count 1 -o json",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),

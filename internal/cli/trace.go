@@ -31,27 +31,33 @@ func (a *app) traceCommand() *cobra.Command {
 	t := traceOptions{}
 	c := answers(&cobra.Command{
 		Use:   "trace [EXPRESSION]",
-		Short: "Show which module does what to packets",
-		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with " +
+		Short: "Show packets, and the verdict of each module",
+		Long: "Shows each matching packet as it entered the chain, and the verdict of each module on it, drops with " +
 			"their reason,\n" +
-			"until the count or the time is reached or it is interrupted. Filters match the packet as it came. What a module\n" +
-			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
-			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
-			"chains that are not traced cost nothing extra.\n\n" +
-			"--messages shows, too, what programs send through sockets that a module on sockets has: redirected to the\n" +
-			"other socket, or left to TCP (next). --module with such a module shows its messages alone. They have no\n" +
-			"frames, so that neither expressions nor -w apply.\n\n" +
-			"An expression is one of tcpdump (pcap-filter(7)), which has to be installed, as it compiles the expression.\n" +
-			"Packets match that match the expression and all flags.\n\n" +
+			"until the count or the time is reached or it is interrupted. Filters apply to the packet as it entered the " +
+			"chain.\n" +
+			"Rewritten addresses and ports follow the verdict of the module; --times adds how long it took. During a " +
+			"trace the\n" +
+			"chains are linked again with a call after each module; packets are neither lost nor do they bypass modules, and\n" +
+			"other chains have no extra cost.\n\n" +
+			"--messages also shows messages on sockets of a module on sockets: redirected to the other socket, or left " +
+			"to TCP\n" +
+			"(next). --module with such a module shows only its messages. They have no frames, so that neither expressions\n" +
+			"nor -w apply.\n\n" +
+			"An expression is one of tcpdump (pcap-filter(7)), which must be installed to compile it. Packets must match the\n" +
+			"expression and all flags.\n\n" +
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
-			"frame as it came, with what the\n" +
+			"frame as it arrived, with what the\n" +
 			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).\n\n" +
 			"--after adds what the kernel dropped after the last module, with its reason: no socket, a wrong sequence\n" +
-			"number, netfilter, a full queue. It needs Linux 5.17 with BTF; where the kernel does not show what it drops,\n" +
-			"the trace says so and has the rest.\n\n" +
-			"--last links nothing, and waits for nothing: it shows packets that chains have kept. Those are the last dropped\n" +
-			"ones, those for which a module returned no verdict, and of the packets that are measured, one in 4,096, those\n" +
-			"that took longer than slowPackets of the agent's configuration, with the time of each module.",
+			"number, netfilter, a full queue. It needs Linux 5.17 with BTF; where the kernel does not report dropped " +
+			"packets,\n" +
+			"the trace reports that and shows the rest.\n\n" +
+			"--last starts no trace: it shows packets that chains have kept. These are the last dropped ones, those for " +
+			"which\n" +
+			"a module returned no verdict, and of the measured packets, one in 4,096, those that took longer than " +
+			"slowPackets\n" +
+			"of the agent's configuration, with the time of each module.",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
 			"  kerb trace --service web 'tcp[tcpflags] & tcp-syn != 0 and not port 22'\n" +
 			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +

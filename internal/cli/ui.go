@@ -22,8 +22,8 @@ func (a *app) uiCommand() *cobra.Command {
 		Use:   "ui",
 		Short: "Show the node in a browser: problems, services, packets, changes",
 		Long: "Serves a page on 127.0.0.1 until interrupted, and prints its address, which opens the page in one browser. " +
-			"The page\nshows what this command may see of the agent, and changes nothing unless --write lets it revert " +
-			"changes.\nThe agent has no part in it.",
+			"The page\nhas the rights of this command on the agent, and is read-only unless --write lets it revert changes.\n" +
+			"The agent itself serves no page.",
 		Example: "  kerb ui\n  kerb ui --open --write\n  kerb ui --port 7180     # with ssh -L 7180:127.0.0.1:7180",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

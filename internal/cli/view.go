@@ -29,7 +29,7 @@ func chainKind() kind {
 
 func (a *app) chainCommand() *cobra.Command {
 	k := chainKind()
-	return noun("chain", "Modules in the order in which packets meet them, linked into one program", k.list(a), k.get(a))
+	return noun("chain", "Modules in packet order, linked into one program", k.list(a), k.get(a))
 }
 
 func describeChain(w io.Writer, c v1alpha1.Chain) {
@@ -58,7 +58,7 @@ func packageKind() kind {
 // newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
 func (a *app) newPackageCommand() *cobra.Command {
 	k := packageKind()
-	c := noun("package", "Packages that modules are made of", k.list(a), k.get(a))
+	c := noun("package", "Packages that modules use", k.list(a), k.get(a))
 	c.AddCommand(a.packageAuthorCommands()...)
 	c.AddCommand(a.registryCommands()...)
 	return c
@@ -97,7 +97,7 @@ func (a *app) statusCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "status",
 		Short: "Show the agent's state at a glance",
-		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or " +
+		Long: "Shows a summary of the node, and all problems: modules that do not run, exceed their budget or " +
 			"select nothing,\n" +
 			"services that are missing or whose interfaces have moved, instances that do not respond, and conditions\n" +
 			"that are not met.",
@@ -124,12 +124,13 @@ func (a *app) doctorCommand() *cobra.Command {
 	var bundle string
 	c := answers(&cobra.Command{
 		Use:   "doctor",
-		Short: "Examine whether this node can run Kerb, and how well",
+		Short: "Check whether this node can run Kerb, and how well",
 		Long: "Tests the kernel features that Kerb needs, and examines mounts, interfaces and foreign programs. Changes " +
 			"nothing and needs no\n" +
-			"agent. Exits with 1 if something stops Kerb from working.\n\n" +
-			"--bundle writes what helps others to help: that, the agent's status, resources, chains, changes and metrics, and " +
-			"the\njournal. It holds names, addresses and configurations, but no keys and no packets.",
+			"agent. Exits with 1 if Kerb cannot work on this node.\n\n" +
+			"--bundle writes an archive for support: these findings, the agent's status, resources, chains, changes and " +
+			"metrics, and " +
+			"the\njournal. It contains names, addresses and configurations, but no keys and no packets.",
 		Example: "  kerb doctor\n  kerb doctor -o json\n  kerb doctor --bundle kerb.tar.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

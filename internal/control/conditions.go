@@ -40,7 +40,7 @@ func within(h sdk.HealthAnswer) (kept sdk.HealthAnswer, wrong string) {
 	}
 	for _, e := range h.Ejected {
 		if len(kept.Ejected) == maxEjected || len(e.Service) > maxName || len(e.Instance) > maxName {
-			wrong = fmt.Sprintf("at most %d ejected instances are taken, whose names have at most %d bytes", maxEjected, maxName)
+			wrong = fmt.Sprintf("at most %d ejected instances are accepted, with names of at most %d bytes", maxEjected, maxName)
 			continue
 		}
 		e.Reason = cutText(e.Reason)

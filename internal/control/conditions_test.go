@@ -59,7 +59,7 @@ func TestHealthAnswerIsBounded(t *testing.T) {
 				t.Errorf("a text has %d bytes", len(text))
 			}
 		}
-		if n := strings.Count(log.String(), "left out"); n != 1 {
+		if n := strings.Count(log.String(), "is ignored"); n != 1 {
 			t.Errorf("logged %d times", n)
 		}
 	})

@@ -23,7 +23,7 @@ func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	}
 	kept, wrong := within(health)
 	if wrong != "" && wrong != r.wrong {
-		p.log.Warn("a part of what the control plane reports in the answer to health is left out", "reason", wrong)
+		p.log.Warn("a part of the control plane's answer to health is ignored", "reason", wrong)
 	}
 	r.wrong = wrong
 	p.setState(func(s *State) {

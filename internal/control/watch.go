@@ -246,7 +246,7 @@ func (l *logReader) run() {
 			}
 		}
 		if lost > 0 && (err != nil || time.Since(delivered) > lossesEvery) {
-			l.log.Warn("the control plane logs more than the limit; lines are left out", "linesLeftOut", lost)
+			l.log.Warn("the control plane logs more than the limit; lines are dropped", "linesLeftOut", lost)
 			lost, delivered = 0, time.Now()
 		}
 		if err != nil {

@@ -34,8 +34,8 @@ const longestExpression = 512
 func ParseExpression(text string) ([]bpf.Instruction, error) {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' })
 	if n := len(lines) - 1; n < 1 || n > longestExpression || strings.TrimSpace(lines[0]) != fmt.Sprint(n) {
-		return nil, fmt.Errorf("want the number of instructions, 1 to %d, and so many of them, as tcpdump -ddd prints them",
-			longestExpression)
+		return nil, fmt.Errorf("want the number of instructions, 1 to %d, and then the instructions, as tcpdump -ddd "+
+			"prints them", longestExpression)
 	}
 	raw := make([]bpf.RawInstruction, len(lines)-1)
 	for i, line := range lines[1:] {

@@ -22,7 +22,7 @@ import (
 const traceKernel = 0xfe
 
 // ErrKernelDrops reports that this kernel does not show which packets it drops, and why.
-var ErrKernelDrops = errors.New("the kernel does not show what it drops")
+var ErrKernelDrops = errors.New("the kernel does not report dropped packets")
 
 // KernelDropped reports whether the event is a drop by the kernel, after the packet's last chain.
 func (e TraceEvent) KernelDropped() bool { return e.Position == traceKernel }
@@ -46,7 +46,7 @@ var kernelReasons = sync.OnceValues(func() (map[uint64]string, error) {
 	}
 	var reasons *btf.Enum
 	if err := types.TypeByName("skb_drop_reason", &reasons); err != nil {
-		return nil, fmt.Errorf("%w: it has no reasons, which came with Linux 5.17", ErrKernelDrops)
+		return nil, fmt.Errorf("%w: drop reasons need Linux 5.17", ErrKernelDrops)
 	}
 	out := map[uint64]string{}
 	for _, v := range reasons.Values {

@@ -24,7 +24,7 @@ import (
 )
 
 // What the kernel drops behind a chain has an event with the kernel's reason, for the session that wants it. Packets
-// that arrive have none, nor have those of others. Where the kernel does not show what it drops the session says so,
+// that arrive have none, nor have those of others. Where the kernel does not report drops, the session says so,
 // and has the rest.
 func TestKernelDrops(t *testing.T) {
 	w := newWorld(t, Options{})

@@ -120,7 +120,7 @@ func (d *Module) checkHooks(only []string) error {
 	for _, hook := range only {
 		if !d.Pkg.HasHook(hook) {
 			return d.Invalid("spec.package",
-				fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
+				fmt.Errorf("its control plane requests the hook %s, for which the package has no data plane", hook))
 		}
 	}
 	hook := d.Resource.Spec.Hook

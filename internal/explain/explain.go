@@ -107,7 +107,7 @@ func (x *Node) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen 
 	place := x.Points[p]
 	trial, err := x.Open(place.Chain)
 	if errors.Is(err, fs.ErrNotExist) {
-		return seen, nil, false, &apierrors.Conflict{Reason: "the chains have changed meanwhile: try again"}
+		return seen, nil, false, &apierrors.Conflict{Reason: "the chains have changed in the meantime: try again"}
 	}
 	if err != nil {
 		return seen, nil, false, err

@@ -49,7 +49,7 @@ func (l *Log) Reverse(r v1alpha1.RevertRequest) (Reversal, error) {
 		}
 	}
 	if len(back.Remove)+len(was) != len(record.Changes) {
-		return conflict("has no record of what all of its resources were before")
+		return conflict("has no record of the previous state of all its resources")
 	}
 	return back, nil
 }

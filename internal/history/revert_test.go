@@ -33,7 +33,7 @@ func TestReverse(t *testing.T) {
 		{v1alpha1.RevertRequest{Number: 2}, "change 2 was made by kubernetes, which would make it again"},
 		{v1alpha1.RevertRequest{Number: 2, Force: true}, ""},
 		{v1alpha1.RevertRequest{Number: 3, Force: true}, "change 3 was refused"},
-		{v1alpha1.RevertRequest{Number: 4}, "has no record of what all of its resources were"},
+		{v1alpha1.RevertRequest{Number: 4}, "has no record of the previous state of all its resources"},
 	} {
 		back, err := l.Reverse(c.r)
 		var conflict *apierrors.Conflict

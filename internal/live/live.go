@@ -70,7 +70,7 @@ func (s *Modules) Replace(modules map[string]*deploy.Module, owners map[int]stri
 	}
 	for name, l := range s.all {
 		if err := dataplane.ForgetDrops(l.maps, func(ifindex int) bool { return owners[ifindex] != "" }); err != nil {
-			s.log.Warn("cannot forget the drops of services that are gone", "module", name, "error", err)
+			s.log.Warn("cannot remove the drop counters of deleted services", "module", name, "error", err)
 		}
 	}
 }

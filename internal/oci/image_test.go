@@ -206,7 +206,7 @@ func TestImagesThatAreNothingForKerb(t *testing.T) {
 		"no-labels": {files{"a.o": object}, nil, "neither kerb.yaml nor the label"},
 		"kprobe":    {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "kprobe"}), "for xdp and tc only"},
 		"two": {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "xdp", "other": "xdp"}),
-			"cannot know which"},
+			"cannot determine which"},
 		"absent":      {files{"a.o": object}, programsLabel(t, map[string]string{"nosuch": "xdp"}), "not in its object"},
 		"wrong-type":  {files{"a.o": object}, programsLabel(t, map[string]string{"stats": "xdp"}), "is a program of type"},
 		"two-objects": {files{"a.o": object, "b.o": object}, programsLabel(t, map[string]string{"pass": "xdp"}), "2 objects"},

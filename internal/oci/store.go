@@ -301,7 +301,7 @@ func (s *Store) without(ref Reference, inUse map[string]string, may func(owner s
 	for _, module := range sortedKeys(inUse) {
 		r, err := ParseReference(inUse[module])
 		if err == nil && find(index.Manifests, r) != nil && find(rest, r) == nil {
-			return index, &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module,
+			return index, &apierrors.Conflict{Reason: fmt.Sprintf("module %s uses %s: delete the module first", module,
 				inUse[module])}
 		}
 	}

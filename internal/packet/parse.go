@@ -107,7 +107,7 @@ func (f *Fields) options(protocol string, words []string) error {
 			return fmt.Errorf("unknown option %q of %s: %s", word, protocol, Usage)
 		}
 		if len(words) == 0 {
-			return fmt.Errorf("%s has no number behind it", word)
+			return fmt.Errorf("%s needs a number after it", word)
 		}
 		n, err := strconv.ParseUint(words[0], 10, 16)
 		if err != nil || n > limit {

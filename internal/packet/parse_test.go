@@ -39,7 +39,7 @@ func TestParseRefuses(t *testing.T) {
 		"icmp fe80::1%eth0 > fe80::2":                   "no IP address",
 		"udp 192.0.2.1:1 > 192.0.2.2:2 syn":             `unknown option "syn" of udp`,
 		"tcp 192.0.2.1:1 > 192.0.2.2:2 type 8":          "unknown option",
-		"udp 192.0.2.1:1 > 192.0.2.2:2 length":          "no number behind it",
+		"udp 192.0.2.1:1 > 192.0.2.2:2 length":          "needs a number after it",
 		"udp 192.0.2.1:1 > 192.0.2.2:2 length 9000":     "up to 1400",
 		"udp 192.0.2.1:1 > 192.0.2.2:2 length -1":       "up to 1400",
 		"icmp 192.0.2.1 > 192.0.2.2 type 256":           "up to 255",

@@ -50,7 +50,7 @@ func OpenForeign(name, source string, object []byte, programs map[string]string)
 		}
 		own := program == EntryEgress || program == EntryIngress
 		if other, ok := whole[hook]; ok && (other != "" || !own) {
-			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot know which one is meant", source,
+			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot determine which one is meant", source,
 				ErrNoRunnableProgram, hook, joinKeys(programs))
 		}
 		if whole[hook] = program; own {

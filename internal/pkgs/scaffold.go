@@ -76,7 +76,7 @@ func skeletons(name, kind, control string) ([]skeleton, error) {
 		return append(named("", ManifestName, "README.md", "test.yaml", "test.sh"), source(name, "module.bpf.c")), nil
 	case NewResponder:
 		if control == NewWithPython {
-			return nil, fmt.Errorf("a new package of kind %s has no control plane: leave out --control", kind)
+			return nil, fmt.Errorf("a new package of kind %s has no control plane: omit --control", kind)
 		}
 		return slices.Concat(named(kind, ManifestName, "README.md", "test.yaml"), named("", "test.sh"),
 			[]skeleton{source(name, "responder/module.bpf.c")}), nil

@@ -47,7 +47,7 @@ func (m *Manifest) checkSockets() (field, reason string) {
 	case !slices.Contains(m.Hooks, HookSockets):
 		return "", ""
 	case len(m.Hooks) > 1:
-		return "hooks", "sockets goes with no other hook: split the package"
+		return "hooks", "sockets cannot be combined with other hooks: split the package"
 	case m.Frags || m.Replies || m.DeferredRedirect || m.HasCapability(CapabilityInject) || len(m.DropReasons) > 0,
 		len(m.Directions.Services)+len(m.Directions.Interfaces) > 0:
 		return "hooks", "sockets are no packets: frags, replies, deferredRedirect, inject, dropReasons and directions " +

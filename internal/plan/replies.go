@@ -57,7 +57,7 @@ func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string
 		if instance, addr := farInstance(s, local, func(a netip.Addr) bool { return !m.admits(a) }); instance != "" {
 			return fmt.Sprintf("on service %s, module %s drops the replies of instance %s (%s), "+
 				"which has no module %s on this node, to virtual addresses: packets to the service meet it before %[5]s; "+
-				"leave out order.direction, or %[6]s in %[2]s",
+				"remove order.direction, or %[6]s in %[2]s",
 				service, m.Member.Name, instance, addr, translator.Member.Name, m.Inbound.Advice)
 		}
 	}

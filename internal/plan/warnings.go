@@ -110,8 +110,8 @@ func (m *Module) Unreadable(interfaces map[string]service.Link) string {
 	if len(names) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("cannot read the frames of %s, and does not meet them: with this config it reads the link types %v",
-		strings.Join(names, ", "), m.LinkTypes)
+	return fmt.Sprintf("cannot read the frames of %s, and is not attached there: with this config it reads the link "+
+		"types %v", strings.Join(names, ", "), m.LinkTypes)
 }
 
 // Warnings are for the client of a change.

@@ -56,7 +56,7 @@ func (c *checker) checkInstances() error {
 		case (i.Service == "") == (len(i.Addresses) == 0):
 			return c.wrong(field, "set either addresses, or service to take those of a Service of this node")
 		case i.Service != "" && i.Node != "":
-			return c.wrong(field+".node", "a Service is on this node: leave node away")
+			return c.wrong(field+".node", "a Service is on this node: remove node")
 		}
 		if i.NodePort != 0 && i.Node == "" {
 			return c.wrong(field+".nodePort", "is a port of a node: set node too")
@@ -132,7 +132,7 @@ func checkAffinity(a v1.VirtualAddress) error {
 	case d < time.Second || d > maxAffinity:
 		return fmt.Errorf("is %s; set 1s to 24h", a.AffinityTimeout)
 	case a.Instance != "":
-		return errors.New("has no effect on an address that stands for one instance: leave it out")
+		return errors.New("has no effect on an address of a single instance: remove it")
 	}
 	return nil
 }

@@ -794,7 +794,7 @@ func TestCheck(t *testing.T) {
 		}, "spec.addresses[2]",
 			"instance and policy"},
 		"affinity of one": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].AffinityTimeout = "3h" },
-			"spec.addresses[2].affinityTimeout", "stands for one instance"},
+			"spec.addresses[2].affinityTimeout", "single instance"},
 		"affinity in parts of seconds": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].AffinityTimeout = "1500ms" },
 			"spec.addresses[0].affinityTimeout", "whole seconds"},
 		"affinity of no time": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].AffinityTimeout = "0s" },

@@ -47,7 +47,7 @@ func (s *Server) addKind(kind resource.Kind) {
 	op = s.operation(http.MethodPut, one, "put"+n.Kind, "Create or update "+aWord, reflect.TypeFor[v1alpha1.ApplyResult]())
 	answer, schemas := op.Responses["200"].Content["application/json"], s.doc.Components.Schemas
 	answer.Schema = &huma.Schema{OneOf: []*huma.Schema{answer.Schema, schemas.Schema(kind.Type(), true, n.Kind)}}
-	op.Responses["200"].Description = "OK: what has changed, or the resource if that is preferred"
+	op.Responses["200"].Description = "OK: the changes, or the resource if that is preferred"
 	register(s, op, s.put(kind))
 	route(s, "DELETE", one, "delete"+n.Kind, "Delete "+aWord, s.delete(n.Kind))
 }

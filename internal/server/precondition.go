@@ -35,7 +35,7 @@ func (c Conditional) version() (string, error) {
 
 // Preference is a client's preference (RFC 7240).
 type Preference struct {
-	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as lists show it, and not what has changed. If another client has changed or deleted the resource since, the answer is what has changed all the same"`
+	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as in lists, instead of the changes. If another client has changed or deleted the resource since, the answer is the changes all the same"`
 }
 
 // wantsResource reports whether a change is to be answered with the resource.
@@ -43,7 +43,7 @@ func (p Preference) wantsResource() bool { return prefersReturn(p.Prefer, "repre
 
 // Detail is a client's preference for how much of a resource is returned (RFC 7240).
 type Detail struct {
-	Prefer string `header:"Prefer" doc:"return=minimal: without what lists leave out, and without asking the kernel for each hook of a service"`
+	Prefer string `header:"Prefer" doc:"return=minimal: without the fields that lists omit, and without a kernel query for each hook of a service"`
 }
 
 func (d Detail) isMinimal() bool { return prefersReturn(d.Prefer, "minimal") }

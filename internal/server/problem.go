@@ -18,7 +18,7 @@ type Problem struct {
 	Type     string    `json:"type" doc:"Machine-readable kind of problem" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:changed,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
 	Title    string    `json:"title" doc:"Human-readable kind of problem"`
 	Status   int       `json:"status" doc:"HTTP status"`
-	Detail   string    `json:"detail" doc:"What is wrong and, where possible, what would be valid"`
+	Detail   string    `json:"detail" doc:"The problem and, where possible, what would be valid"`
 	Resource string    `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
 	Field    string    `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
 	Errors   []Mistake `json:"errors,omitempty" doc:"All problems, if there are several or if they have positions"`
@@ -29,7 +29,7 @@ type Problem struct {
 type Mistake struct {
 	Resource string `json:"resource,omitempty" doc:"The resource that is wrong, for example Module fw"`
 	Field    string `json:"field,omitempty" doc:"The field that is wrong, for example spec.config.rules[3].dstPort"`
-	Detail   string `json:"detail" doc:"What is wrong and, where possible, what would be valid"`
+	Detail   string `json:"detail" doc:"The problem and, where possible, what would be valid"`
 	Line     int    `json:"line,omitempty" doc:"Line of the request's YAML, from 1"`
 	Column   int    `json:"column,omitempty" doc:"Column of the request's YAML, from 1"`
 }

@@ -37,7 +37,7 @@ type (
 	}
 	// Writer is the author of a change.
 	Writer struct {
-		Owner string `query:"owner" default:"user" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Whose the resources are: user, or a program that keeps resources of its own"`
+		Owner string `query:"owner" default:"user" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Owner of the resources: user, or a program that manages its own resources"`
 		Force bool   `query:"force" doc:"Also change resources of other owners; they become this owner's"`
 	}
 	deleteInput struct {
@@ -149,7 +149,7 @@ func (s *Server) addRoutes() {
 		})
 	route(s, "GET", "/v1/changes/{id}", "getChange", "One change, with the resources before and after", s.change)
 	route(s, "POST", "/v1/changes/{id}/revert", "revertChange",
-		"Make resources what they were before a change: all of them or none",
+		"Restore resources to the state before a change: all of them or none",
 		func(ctx context.Context, r *v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error) {
 			return brief(s.backend.Revert(ctx, *r))
 		})
@@ -157,13 +157,13 @@ func (s *Server) addRoutes() {
 		func(ctx context.Context, r *v1alpha1.DropsRequest) ([]v1alpha1.TracedPacket, error) {
 			return s.backend.Drops(ctx, *r)
 		})
-	route(s, "GET", "/v1/explain", "explain", "What the modules of a service would do to a packet",
+	route(s, "GET", "/v1/explain", "explain", "Simulate what the modules of a service would do to a packet",
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)
 		})
-	s.lines("/v1/events", "events", "What has happened on the node, oldest first, one JSON object per line",
+	s.lines("/v1/events", "events", "Events of the node, oldest first, one JSON object per line",
 		reflect.TypeFor[v1alpha1.EventsRequest](), s.events)
-	s.lines("/v1/flows", "flows", "Who talks to whom, as modules have recorded it, one JSON object per line",
+	s.lines("/v1/flows", "flows", "Flows recorded by modules, one JSON object per line",
 		reflect.TypeFor[v1alpha1.FlowsRequest](), func(ctx context.Context, in any, send func(any) error) error {
 			return s.backend.Flows(ctx, *in.(*v1alpha1.FlowsRequest), func(l v1alpha1.FlowLine) error { return send(&l) })
 		})

@@ -276,7 +276,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	all.Process()
 	data, err := all.Encode()
 	if err != nil {
-		s.log.Warn("some metrics are left out", "error", err)
+		s.log.Warn("some metrics are omitted", "error", err)
 	}
 	w.Header().Set("Content-Type", all.ContentType())
 	w.Header().Set("Vary", "Accept, Accept-Encoding")

@@ -84,7 +84,7 @@ func netnsCookie(spec v1alpha1.ServiceSpec, links []Link) (cookie uint64, err er
 	})
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return 0, fmt.Errorf("%w: the agent needs CAP_SYS_ADMIN to know the sockets of services", err)
+		return 0, fmt.Errorf("%w: the agent needs CAP_SYS_ADMIN to identify the sockets of services", err)
 	case errors.Is(err, unix.ENOPROTOOPT):
 		return 0, fmt.Errorf("%w: SO_NETNS_COOKIE needs Linux 5.14", err)
 	}

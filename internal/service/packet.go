@@ -37,7 +37,7 @@ func (p Packets) Open(i sdk.Attachment) (*os.File, error) {
 			return OpenPacket(spec, l)
 		}
 	}
-	return nil, errors.New("the interface has just gone")
+	return nil, errors.New("the interface no longer exists")
 }
 
 // Ended are the attachments whose namespaces have ended but for packet sockets.

@@ -191,7 +191,7 @@ func urgent(p *pair) error {
 	}
 	got := make([]byte, 1)
 	if _, _, err := unix.Recvfrom(p.b, got, unix.MSG_OOB); err != nil || got[0] != '!' {
-		return errors.Join(err, errors.New("urgent data comes among the other"))
+		return errors.Join(err, errors.New("urgent data is delivered inline"))
 	}
 	return errors.Join(receive(p.b, hello), receive(p.b, hello))
 }

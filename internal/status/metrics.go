@@ -108,7 +108,7 @@ func exportSamples(all []scraped, out *promtext.Set) (clashes map[string]string)
 	families := map[string]sdk.Sample{}
 	clashes = map[string]string{}
 	for _, m := range all {
-		out.Gauge("kerb_control_plane_up", "1 while a module's control plane runs and says that all is well.",
+		out.Gauge("kerb_control_plane_up", "1 while a module's control plane runs and reports that it is healthy.",
 			boolValue(ControlCondition(m.state).Status == "True"), "module", m.module)
 		out.Counter("kerb_control_plane_restarts_total", "Times that a module's control plane was started again.",
 			float64(m.state.Restarts), "module", m.module)

@@ -223,7 +223,7 @@ func known(r record) error {
 	return nil
 }
 
-var errNewerRecord = errors.New("the journal has a resource of a kind that this build does not know")
+var errNewerRecord = errors.New("the journal has a resource of a kind that is unknown to this build")
 
 func kindCalled(name string) (resource.Kind, bool) {
 	for _, kind := range resource.Kinds() {

@@ -60,7 +60,7 @@ type NewerError struct {
 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("%s has schema version %d, this build knows %d: run the newer kerb, or move the file away", e.Path,
+	return fmt.Sprintf("%s has schema version %d, this build has %d: run the newer kerb, or move the file away", e.Path,
 		e.Found, SchemaVersion)
 }
 

@@ -67,7 +67,7 @@ func checkFree(path string) error {
 		return fmt.Errorf("socket: %w", err)
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return &apierrors.Conflict{Reason: fmt.Sprintf("%s is there and is not a socket; move it away", path)}
+		return &apierrors.Conflict{Reason: fmt.Sprintf("%s exists and is not a socket; move it away", path)}
 	}
 	c, err := net.DialTimeout("unix", path, time.Second)
 	switch {

@@ -39,7 +39,7 @@ func (v *Views) LastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show fun
 			"kept: use host, protocol, port, service, module, verdict or reason"}
 	}
 	if r.After {
-		return &apierrors.Invalid{Field: "after", Reason: "chains keep nothing of what the kernel drops: leave last out"}
+		return &apierrors.Invalid{Field: "after", Reason: "chains do not keep packets that the kernel drops: remove last"}
 	}
 	k, err := v.kept(r, f)
 	if err != nil {

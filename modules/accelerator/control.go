@@ -105,13 +105,13 @@ func (a *accelerator) Run(ctx context.Context) {
 func (a *accelerator) read(ctx context.Context, to chan<- event) {
 	ring, err := a.live.Maps.Get(mapUnjudged)
 	if err != nil {
-		slog.Error("accelerator: no program is judged", "module", a.live.Module, "error", err)
+		slog.Error("accelerator: programs cannot be checked", "module", a.live.Module, "error", err)
 		return
 	}
 	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		e, ok := parseEvent(raw)
 		if err != nil || !ok {
-			slog.Warn("accelerator: new programs are no longer judged", "module", a.live.Module, "error", err)
+			slog.Warn("accelerator: new programs are no longer checked", "module", a.live.Module, "error", err)
 			return
 		}
 		select {

@@ -246,7 +246,7 @@ func (s *memory) save() {
 		err = renameio.WriteFile(s.file(), data, 0o600, renameio.WithTempDir(os.Getenv("STATE_DIRECTORY")))
 	}
 	if err != nil {
-		slog.Warn("accelerator: programs have to be judged again after a restart", "module", s.module, "error", err)
+		slog.Warn("accelerator: programs must be checked again after a restart", "module", s.module, "error", err)
 	}
 }
 

@@ -52,8 +52,8 @@ var explanations = map[string]string{
 	"port":       "the config leaves the server's port out",
 	"visible":    "config.visible lists it",
 	"policy":     "another module on one of the services must see traffic between network namespaces",
-	"unexamined": "the client's program was not known yet; connections opened a moment later may be redirected",
-	"executable": "the program is not known to be safe, or denied; the query executables says why, and how to allow it",
+	"unexamined": "the client's program had not been checked yet; connections opened a moment later may be redirected",
+	"executable": "the program is not known to be safe, or denied; the query executables shows why, and how to allow it",
 	"short": "connections to this destination close before redirection pays off; a sample is retried " +
 		"(thresholds.retry)",
 	"remote":     "no local server at this destination; a sample is retried (thresholds.retry)",
@@ -69,8 +69,8 @@ var explanations = map[string]string{
 	"quota":      "the client's service has reached its quota of connections",
 	"modeOff":    "the mode is off",
 	"idle":       "no message for longer than thresholds.idle",
-	"uring":      "the program uses io_uring, whose receives do not see redirected data",
-	"serverUnexamined": "the server's program was not known yet; it becomes so when its service is attached, when it " +
+	"uring":      "the program uses io_uring, which does not receive redirected data",
+	"serverUnexamined": "the server's program had not been checked yet; it is when its service is attached, when it " +
 		"listens, and when one of its connections closes",
 }
 

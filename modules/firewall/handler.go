@@ -309,7 +309,7 @@ func (g *running) Collect() ([]sdk.Sample, error) {
 		}
 		if r.Suppressed != nil {
 			out = append(out, sdk.Sample{Name: "rule_suppressed_packets_total", Counter: true,
-				Help:   "Packets that the log of the rule left out.",
+				Help:   "Packets that the log of the rule suppressed.",
 				Labels: map[string]string{"rule": ruleName(r)}, Value: float64(*r.Suppressed)})
 		}
 		packets[r.Action] += r.Packets

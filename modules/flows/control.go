@@ -107,7 +107,7 @@ func (g *running) Collect() ([]sdk.Sample, error) {
 		add("created_total", "Flows that were recorded.", true, u.Created)
 		add("unrecorded_packets_total", "Packets of flows that there was no room for.", true, u.Unrecorded)
 		add("unrecorded_bytes_total", "Bytes of frames of flows that there was no room for.", true, u.UnrecordedBytes)
-		add("unreadable_packets_total", "IP packets whose headers do not parse.", true, u.Unreadable)
+		add("unreadable_packets_total", "IP packets whose headers cannot be parsed.", true, u.Unreadable)
 	}
 	return out, nil
 }

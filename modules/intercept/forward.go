@@ -69,7 +69,7 @@ func (c *class) checkForward() error {
 		return wrong("forward", "needs to, such as 192.0.2.7:7001, or interface, or both")
 	}
 	if c.Direction != "ingress" {
-		return wrong("direction", "has to be ingress with action forward: what a service sends has met no firewall yet")
+		return wrong("direction", "has to be ingress with action forward: packets from a service have met no firewall yet")
 	}
 	if c.Ring != "" {
 		return wrong("ring", "has to be absent with action forward: a program could have other packets sent to the target")

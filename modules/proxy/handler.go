@@ -403,14 +403,14 @@ func (w *running) Collect() ([]sdk.Sample, error) {
 	}
 	add("instance_ejections_total", "How often an instance was ejected because connects to it failed.", true,
 		float64(s.Ejections))
-	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false,
+	add("instance_connect_failures", "Connects that the current instances refused or did not answer.", false,
 		float64(s.Failures))
 	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false,
 		float64(s.Sessions.Evictable))
 	for event, n := range s.Events {
 		add("events_total", "Actions of the data plane other than translating packets.", true, float64(n), "event", event)
 	}
-	add("affinities", "Clients whose last instance is remembered, as the last sweep found them.", false,
+	add("affinities", "Clients whose last instance is remembered, as of the last sweep.", false,
 		float64(s.Sessions.Affinities))
 	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true,
 		float64(s.Sessions.Expired))

@@ -89,7 +89,7 @@ func (c *config) checkMode() error {
 		return wrong("keys", "only mode kerb has a header that a MAC fits into")
 	}
 	if c.Mode == modeOakestra && c.Network != 0 {
-		return wrong("network", "mode oakestra has no header that says it")
+		return wrong("network", "mode oakestra has no header field for it")
 	}
 	if c.MTU != 0 && (c.MTU < 1280 || c.MTU > 65535) {
 		return wrong("mtu", "%d is not between 1280 and 65535", c.MTU)

@@ -131,7 +131,7 @@ func (d *Document) checkScale() error {
 	for i := range n {
 		if _, width := s.of(i); width < 1e-6 {
 			return wrong(fmt.Sprintf("scale of %s", d.Features[i]), "std, or max-min, is %g; it has to be at least 0.000001: "+
-				"leave out features that never change", width)
+				"remove features that never change", width)
 		}
 	}
 	return nil

@@ -88,7 +88,7 @@ func TestBadModelsAreRefused(t *testing.T) {
 		"threshold":         {goodMLP, func(d *Document) { d.Threshold = new(float64) }, "threshold", "between 0 and 1"},
 		"int8 without data": {goodMLP, func(d *Document) { d.Arithmetic = Int8 }, "ranges", "kerb model quantise"},
 		"ranges of another": {goodMLP, func(d *Document) { d.Ranges = &Ranges{} }, "ranges", "again"},
-		"constant feature":  {goodMLP, func(d *Document) { d.Scale.Std[1] = 0 }, "scale of f1", "leave out"},
+		"constant feature":  {goodMLP, func(d *Document) { d.Scale.Std[1] = 0 }, "scale of f1", "remove features"},
 		"half a scale":      {goodMLP, func(d *Document) { d.Scale.Std = nil }, "scale", "mean and std"},
 		"trees in an MLP":   {goodMLP, func(d *Document) { d.Trees = make([]Nodes, 1) }, "trees", "layers"},
 		"convolution": {goodMLP, func(d *Document) { d.Layers[0].Conv = &Conv{Channels: 1, Kernel: 2} },

@@ -15,12 +15,12 @@ import (
 )
 
 // A packet that all modules let pass, and the kernel dropped, has the kernel's reason. One that a module dropped has
-// none. Where the kernel does not show what it drops, one sentence says so, and the packets are there.
+// none. Where the kernel does not report dropped packets, one sentence says so, and the packets are there.
 func TestKernelDrops(t *testing.T) {
 	n := newRunningNode(t)
 	n.dropping(9, 53) // nothing listens on 9
 	seen := map[string]int{}
-	n.refused(n.kerb("trace", "--last", "--after"), 2, "after", "leave last out")
+	n.refused(n.kerb("trace", "--last", "--after"), 2, "after", "remove last")
 	r := n.kerb("trace", "--service", "db", "--protocol", "udp", "--after", "--count", "20", "-o", "json")
 	shown := droptest.Shown()
 	warned := strings.HasPrefix(r.stderr, "warning: no drops of the kernel are shown: ")

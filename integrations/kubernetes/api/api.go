@@ -75,7 +75,7 @@ func (n *KerbNode) Meta() *ObjectMeta { return &n.Metadata }
 type Module struct {
 	v1.TypeMeta
 	Metadata ObjectMeta `json:"metadata"`
-	Spec     ModuleSpec `json:"spec" doc:"What the module is, and which pods it is attached to"`
+	Spec     ModuleSpec `json:"spec" doc:"Package and config of the module, and the pods that it is attached to"`
 	// Status is what nodes read of that of a ClusterModule.
 	Status *ModuleStatus `json:"status,omitempty"`
 
@@ -175,7 +175,7 @@ type Package struct {
 
 // Attach selects attach points.
 type Attach struct {
-	Pods PodSelector `json:"pods" doc:"Pods with a network namespace of their own: those on the host network are not selected"`
+	Pods PodSelector `json:"pods" doc:"Pods with their own network namespace: those on the host network are not selected"`
 }
 
 // PodSelector selects pods that both selectors match. A selector that is absent or empty matches everything, as in
@@ -207,7 +207,7 @@ type KerbNode struct {
 
 // KerbNodeStatus is the state of a node.
 type KerbNodeStatus struct {
-	Conditions   []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: the agent runs what the API server has"`
+	Conditions   []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: the agent is in sync with the API server"`
 	Kernel       string         `json:"kernel,omitempty" doc:"Release of the kernel"`
 	Architecture string         `json:"architecture,omitempty" doc:"As Go names it: amd64, arm64"`
 	Agent        string         `json:"agent,omitempty" doc:"Version of the agent"`
@@ -227,7 +227,7 @@ type ModuleReport struct {
 	Name       string `json:"name" doc:"Name of the ClusterModule, or NAMESPACE/NAME of the Module"`
 	Generation int64  `json:"generation" doc:"metadata.generation that the report is about"`
 	Reason     string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
-	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`
+	Message    string `json:"message,omitempty" doc:"The problem, and what to do"`
 }
 
 // Condition is metav1.Condition.

@@ -15,8 +15,8 @@ import (
 type ClusterModule struct {
 	v1.TypeMeta
 	Metadata ObjectMeta           `json:"metadata"`
-	Spec     ModuleSpec           `json:"spec" doc:"What the module is, and which pods it is attached to"`
-	Status   *ClusterModuleStatus `json:"status,omitempty" doc:"What KerbNodes say, as kerb-kube-controller counts it"`
+	Spec     ModuleSpec           `json:"spec" doc:"Package and config of the module, and the pods that it is attached to"`
+	Status   *ClusterModuleStatus `json:"status,omitempty" doc:"Aggregated by kerb-kube-controller from the KerbNodes"`
 }
 
 // Meta returns the metadata.
@@ -37,9 +37,9 @@ type ClusterModuleStatus struct {
 	Desired    int   `json:"desired" doc:"Nodes that are to run package and config of the spec"`
 	Ready      int   `json:"ready" doc:"Of those, in a rollout that say that they run them, else that report no problem"`
 	Failed     int   `json:"failed" doc:"Nodes that report a problem with the module, whichever version they run"`
-	RolledBack int   `json:"rolledBack" doc:"Of those, that have gone back from the new version by themselves"`
+	RolledBack int   `json:"rolledBack" doc:"Of those, nodes that have rolled back the new version by themselves"`
 
-	Problems []Problem `json:"problems,omitempty" maxItems:"10" doc:"What those nodes report, most nodes first; at most ten"`
+	Problems []Problem `json:"problems,omitempty" maxItems:"10" doc:"Problems that those nodes report, the most frequent first; at most ten"`
 
 	Rollout    *RolloutStatus `json:"rollout,omitempty" doc:"How far kerb-kube-controller has rolled out the spec; absent without spec.rollout, and with a percent in it"`
 	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem, and in a rollout all nodes that are to run the spec do. RolledOut: all nodes that answer run it, in a rollout by kerb-kube-controller"`
@@ -49,15 +49,15 @@ type ClusterModuleStatus struct {
 type NamespacedModule struct {
 	v1.TypeMeta
 	Metadata ObjectMeta              `json:"metadata"`
-	Spec     ModuleSpec              `json:"spec" doc:"What the module is, and which pods it is attached to"`
-	Status   *NamespacedModuleStatus `json:"status,omitempty" doc:"What KerbNodes say, as kerb-kube-controller counts it"`
+	Spec     ModuleSpec              `json:"spec" doc:"Package and config of the module, and the pods that it is attached to"`
+	Status   *NamespacedModuleStatus `json:"status,omitempty" doc:"Aggregated by kerb-kube-controller from the KerbNodes"`
 }
 
 // NamespacedModuleStatus has no number of all nodes: a node that is new changes the status of no Module.
 type NamespacedModuleStatus struct {
 	Generation int64       `json:"observedGeneration" doc:"metadata.generation that was counted"`
 	Failed     int         `json:"failed" doc:"Nodes that report a problem with the module"`
-	Problems   []Problem   `json:"problems,omitempty" maxItems:"10" doc:"What those nodes report, most nodes first; at most ten"`
+	Problems   []Problem   `json:"problems,omitempty" maxItems:"10" doc:"Problems that those nodes report, the most frequent first; at most ten"`
 	Conditions []Condition `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem"`
 }
 
@@ -66,7 +66,7 @@ type Problem struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Nodes   int    `json:"nodes" doc:"How many report it"`
 	Node    string `json:"node,omitempty" doc:"Name of one of them"`
-	Message string `json:"message" doc:"What is wrong, and what to do"`
+	Message string `json:"message" doc:"The problem, and what to do"`
 }
 
 // maxProblems is how many different ones a status has.

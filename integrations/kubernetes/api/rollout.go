@@ -22,11 +22,11 @@ type Rollout struct {
 	DeadlineSeconds *int     `json:"deadlineSeconds,omitempty" doc:"How long a wave waits for nodes that do not answer; default 300"`
 	MaxFailed       int      `json:"maxFailed,omitempty" doc:"How many nodes may refuse the new version, not run it or go back from it: beyond, the rollout halts"`
 	Nodes           []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run the new version before the first wave. Without percent, one node of each kernel (major.minor) and architecture joins them"`
-	Paused          bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
+	Paused          bool     `json:"paused,omitempty" doc:"No further node switches to the new version; those that run it keep it"`
 	MaxDrops        *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
 	MaxCost         *int     `json:"maxCost,omitempty" doc:"How many nanoseconds the new version may add to the slowest kind of packet more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
 	MaxUnready      *int     `json:"maxUnready,omitempty" doc:"How many of the pods of a node that the module selects, and that were Ready before the new version, may not be Ready within soakSeconds; beyond, the node returns to the previous version. Absent: any number"`
-	Previous        Previous `json:"previous" doc:"What the other nodes run"`
+	Previous        Previous `json:"previous" doc:"The version that the other nodes run"`
 }
 
 // Defaults of Rollout.
@@ -71,7 +71,7 @@ type RolloutStatus struct {
 	Percent  int       `json:"percent" doc:"Percentage of nodes that run the version"`
 	Canaries []string  `json:"canaries,omitempty" maxItems:"50" doc:"Names of nodes that run it at any percentage"`
 	Since    time.Time `json:"since" doc:"When nodes were added last"`
-	Halted   *Halt     `json:"halted,omitempty" doc:"Why no more nodes begin, until kubectl kerb rollout resume or undo"`
+	Halted   *Halt     `json:"halted,omitempty" doc:"Why no further nodes switch, until kubectl kerb rollout resume or undo"`
 	Accepted int       `json:"accepted,omitempty" doc:"Nodes without the version that kubectl kerb rollout resume has accepted"`
 }
 
@@ -81,7 +81,7 @@ func (r RolloutStatus) Begun() bool { return r.Percent > 0 || len(r.Canaries) > 
 // Halt is why a rollout has halted.
 type Halt struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
-	Message string `json:"message" maxLength:"1024" doc:"What nodes say, and what to do"`
+	Message string `json:"message" maxLength:"1024" doc:"Messages of nodes, and what to do"`
 }
 
 // Previous is the part of a ClusterModule that nodes outside of the rollout keep.

@@ -60,14 +60,14 @@ func add(args *skel.CmdArgs) error {
 		return err
 	}
 	if len(conf.PrevResult) == 0 {
-		return types.NewError(types.ErrInvalidNetworkConfig, "kerb-cni creates no interface: put it behind the plugin that "+
+		return types.NewError(types.ErrInvalidNetworkConfig, "kerb-cni creates no interface: put it after the plugin that "+
 			"does, as the last one of the list", "")
 	}
 	if own, err := ns.CheckNetNS(args.Netns); err != nil {
 		return err
 	} else if own {
 		return types.NewError(types.ErrInvalidNetNS, "CNI_NETNS "+args.Netns+" is the namespace of the node: "+
-			"pods with hostNetwork have no interface of their own, and need no CNI", "")
+			"pods with hostNetwork use the interfaces of the node, and need no CNI", "")
 	}
 	p, err := newAttachment(conf, args)
 	if err != nil {

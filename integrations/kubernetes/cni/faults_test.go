@@ -33,8 +33,8 @@ func (c *cluster) testRefusals(t *testing.T) {
 		text string
 	}{
 		"no JSON":         {execution{conf: "{"}, 6, "unexpected end"},
-		"no result":       {execution{conf: strings.Replace(good, "prevResult", "x", 1)}, 7, "behind the plugin that does"},
-		"null":            {execution{conf: strings.Replace(good, prevResult, "null", 1)}, 7, "behind the plugin that does"},
+		"no result":       {execution{conf: strings.Replace(good, "prevResult", "x", 1)}, 7, "after the plugin that does"},
+		"null":            {execution{conf: strings.Replace(good, prevResult, "null", 1)}, 7, "after the plugin that does"},
 		"type of socket":  {execution{conf: `{"cniVersion": "1.1.0", "name": "pods", "socket": 5}`}, 6, "socket"},
 		"name of network": {execution{conf: strings.Replace(good, `"pods"`, `"../pods"`, 1)}, 7, "network name"},
 		"future version":  {execution{conf: strings.Replace(good, "1.1.0", "9.9.9", 1)}, 1, "incompatible"},

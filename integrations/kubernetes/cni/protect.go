@@ -114,8 +114,8 @@ func (p attachment) verify(ctx context.Context, s v1.Service) error {
 	}
 	link := p.link(s)
 	if link == nil {
-		return &unprotected{fmt.Sprintf("the agent knows no interface of the node that is the peer of %s in %s: the plugin "+
-			"before kerb-cni must create a veth, as bridge, ptp and flannel do", p.Interface, p.netns)}
+		return &unprotected{fmt.Sprintf("the agent has found no interface on the node that is the peer of %s in %s: the "+
+			"plugin before kerb-cni must create a veth, as bridge, ptp and flannel do", p.Interface, p.netns)}
 	}
 	if !names.IsPending(s.Metadata.Labels) {
 		return sameChains(s, link) // labels are replaced together with the chains

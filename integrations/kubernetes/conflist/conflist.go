@@ -47,7 +47,7 @@ type entry struct {
 
 // ErrNoPrimary is returned by Install when the node has no network that Kerb's could be made of.
 var ErrNoPrimary = errors.New("no configuration of a network is there: install flannel or another CNI network; " +
-	"the runtime reports NetworkNotReady meanwhile")
+	"until then, the runtime reports NetworkNotReady")
 
 // Install copies the program and writes the configuration, unless both are as they should be. It returns ErrBusy while
 // another process watches.

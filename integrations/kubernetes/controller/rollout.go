@@ -307,7 +307,7 @@ func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *
 	}
 	remedy := "and resume continues without these nodes"
 	if p.Begun() && t.run == 0 {
-		remedy = "as no node runs the new one; then change it, or spec.rollout.nodes, and begin again"
+		remedy = "as no node runs the new one; then change it, or spec.rollout.nodes, and start again"
 	}
 	return &api.Halt{Reason: reason, Message: truncate(fmt.Sprintf("%s: %s; kubectl kerb rollout undo %s has all nodes "+
 		"run the previous version, %s", text, t.failureSummary(bad > len(t.failed)), m.Metadata.Name, remedy), maxMessage)}

@@ -187,7 +187,7 @@ func resume(ctx context.Context, c *watch.Client, name string) error {
 	s := summarize(m, nodes)
 	if m.Progress().Begun() && s.run == 0 {
 		return fmt.Errorf("no node runs the new version of %s, so that nothing is known of it, and it does not continue: "+
-			"kubectl kerb rollout undo %s, then change the version, or spec.rollout.nodes, and begin again; or set "+
+			"kubectl kerb rollout undo %s, then change the version, or spec.rollout.nodes, and start again; or set "+
 			"spec.rollout.percent to roll it out by hand", name, name)
 	}
 	missing := 0 // canaries that are no node of the cluster
@@ -206,7 +206,7 @@ func merge(ctx context.Context, c *watch.Client, m api.Module, part string, patc
 	patch["metadata"] = map[string]any{"resourceVersion": m.Metadata.ResourceVersion}
 	err := c.Merge(ctx, modulesPath+"/"+url.PathEscape(name)+part, patch, nil)
 	if watch.IsStatus(err, http.StatusConflict) {
-		return fmt.Errorf("ClusterModule %s has changed meanwhile, and was left as it is: repeat the command", name)
+		return fmt.Errorf("ClusterModule %s has changed since it was read, and was not modified: repeat the command", name)
 	}
 	return err
 }

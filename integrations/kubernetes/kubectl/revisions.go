@@ -145,7 +145,7 @@ func restore(ctx context.Context, c *watch.Client, o object, revision string) (s
 	}
 	err = c.Replace(ctx, modulesPath+"/"+url.PathEscape(name), o.all, nil)
 	if watch.IsStatus(err, http.StatusConflict) {
-		err = fmt.Errorf("ClusterModule %s has changed meanwhile, and was left as it is: repeat the command", name)
+		err = fmt.Errorf("ClusterModule %s has changed since it was read, and was not modified: repeat the command", name)
 	}
 	return r.Metadata.Name, err
 }
@@ -174,7 +174,7 @@ func restored(o object, r api.ModuleRevision) (api.RawSpec, error) {
 			"once: kubectl kerb rollout undo %s brings back the previous one, which is revision %s; or wait until RolledOut "+
 			"is True", name, name, before)
 	case o.Status.RolledBack > 0:
-		return nil, fmt.Errorf("%d nodes have gone back from the present version of ClusterModule %s, and would run it "+
+		return nil, fmt.Errorf("%d nodes have rolled back the current version of ClusterModule %s, and would run it "+
 			"until the rollout reaches them: kubectl kerb rollout undo %s, or mend the version", o.Status.RolledBack, name, name)
 	default:
 		if field := changedOutsideRollout(spec, o.spec); field != "" {

@@ -123,7 +123,7 @@ func TestRestored(t *testing.T) {
 			"is being rolled out"},
 		{"complete, to one that attaches elsewhere", rollout, status(100, "", "True", 0), `4},"attach":{"pods":{}},"x":{"y":1`,
 			"", "differs in spec.attach"},
-		{"nodes went back", rollout, status(100, "", "True", 2), "3", "", "2 nodes have gone back"},
+		{"nodes went back", rollout, status(100, "", "True", 2), "3", "", "2 nodes have rolled back"},
 		{"by hand", `"percent":100,` + rollout, "{}", "1", "", "by hand"},
 	} {
 		spec := of("2")

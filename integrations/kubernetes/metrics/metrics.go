@@ -50,7 +50,7 @@ func Serve(ctx context.Context, c serve.TCP, collect func(*promtext.Set), log *s
 		all.Process()
 		data, err := all.Encode()
 		if err != nil {
-			log.Warn("some metrics are left out", "error", err)
+			log.Warn("some metrics are omitted", "error", err)
 		}
 		w.Header().Set("Content-Type", all.ContentType())
 		_, _ = w.Write(data) // fails if the client is gone
@@ -72,8 +72,8 @@ func API(out *promtext.Set, s watch.Stats, e events.Counts) {
 		out.Counter("kerb_kube_watch_errors_total", "Watches of a resource that were interrupted.", float64(w.Errors),
 			"resource", resource)
 		if !w.Last.IsZero() {
-			Time(out, "kerb_kube_watch_last_event_timestamp_seconds", "When the last object or bookmark of a resource came. "+
-				"The API server sends one about every minute. Before the first one, when the program began to ask.",
+			Time(out, "kerb_kube_watch_last_event_timestamp_seconds", "Time of the last object or bookmark of a resource. "+
+				"The API server sends one about every minute. Before the first one, the start of the first request.",
 				w.Last, "resource", resource)
 		}
 	}

@@ -214,7 +214,7 @@ func (s *syncer) keep(trials map[string]trial, bits int) {
 		err = atomicfile.Write(s.guard.file, text, 0o600)
 	}
 	if err != nil {
-		s.log.Warn("rollouts are not written: a restart may try a version again that this node has gone back from",
+		s.log.Warn("the state of rollouts is not written: a restart may retry a version that this node has rolled back",
 			"error", err)
 	}
 	s.state.setTrials(trials, bits)
@@ -245,7 +245,7 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 			soaks = soaks || s.guard.counts[name].soaks(s.state.clock.now())
 			continue
 		}
-		s.log.Warn("this node goes back to the previous version", "module", name, "error", t.Failure)
+		s.log.Warn("this node rolls back to the previous version", "module", name, "error", t.Failure)
 		t.limits = limitsOf(m.Spec.Rollout)
 		delete(s.guard.counts, name)
 		trials[name], back = t, true

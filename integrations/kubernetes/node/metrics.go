@@ -53,7 +53,7 @@ func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder
 	s.collect(out)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	const rounds = "Comparisons of the agent with what the API server has: at least one in five seconds."
+	const rounds = "Comparisons of the agent with the API server: at least one in five seconds."
 	out.Counter("kerb_kube_syncs_total", rounds, float64(f.rounds-f.failed), "result", "success")
 	out.Counter("kerb_kube_syncs_total", rounds, float64(f.failed), "result", "error")
 	metrics.Time(out, "kerb_kube_last_sync_timestamp_seconds", "When the agent was last as it should be, but for "+
@@ -67,7 +67,8 @@ func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder
 		out.Gauge("kerb_kube_problem", "Modules that do not run as specified, as in the KerbNode: at most ten.", 1, "module",
 			p.Name, "reason", p.Reason)
 	}
-	out.Gauge("kerb_kube_pods_not_admitted", "Pods that drop all packets for longer than a moment.", float64(f.held))
+	out.Gauge("kerb_kube_pods_not_admitted", "Pods that are not admitted and drop all packets, without those that "+
+		"are only starting.", float64(f.held))
 }
 
 // collect adds what is known of the API server.

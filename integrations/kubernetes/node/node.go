@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	}
 	guard, err := newGuard(o.State, s)
 	if err != nil {
-		log.Warn("what this node knows of rollouts is not used", "error", err)
+		log.Warn("the stored state of rollouts is not used", "error", err)
 	}
 	report := newReporter(api, o.Node, log)
 	report.clock = o.Clock
@@ -165,7 +165,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		}
 		if err != nil {
 			s.state.delay(err)
-			s.log.Warn("the agent does not run what it should yet", "error", err, "retry", retry)
+			s.log.Warn("the agent is not in sync with the API server yet", "error", err, "retry", retry)
 			wait = retry/2 + rand.N(retry)
 			retry = min(2*retry, maxRetry)
 		} else {

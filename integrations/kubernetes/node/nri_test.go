@@ -101,7 +101,7 @@ func TestRuntimeConnects(t *testing.T) {
 	r := nritest.Start(t, socket)
 	missed := func() int {
 		text, _ := os.ReadFile(b.log.Name())
-		return strings.Count(string(text), "the agent does not run what it should yet")
+		return strings.Count(string(text), "the agent is not in sync with the API server yet")
 	}
 	before := missed()
 	b.start()

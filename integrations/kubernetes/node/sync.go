@@ -445,7 +445,7 @@ func (s *syncer) remove(ctx context.Context, gone []ref) error {
 	for _, of := range gone {
 		err := s.agent.delete(ctx, names.OwnerPods, of)
 		if detail, refused := refusal(err); refused {
-			s.log.Info("a service of a pod that is gone stays", "service", of.Name, "error", detail)
+			s.log.Info("the service of a deleted pod stays", "service", of.Name, "error", detail)
 		} else if err != nil {
 			return err
 		}

@@ -14,7 +14,7 @@ import (
 
 const linux517 = 5<<16 | 17<<8 // has reasons of drops
 
-// Shown returns why the kernel does not show what it drops, nil if it does.
+// Shown returns why the kernel does not report dropped packets, nil if it does.
 func Shown() error {
 	version, err := features.LinuxVersionCode()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-var goesBack = regexp.MustCompile(`(?m)^time=(\S+) level=WARN msg="this node goes back to the previous version" `)
+var goesBack = regexp.MustCompile(`(?m)^time=(\S+) level=WARN msg="this node rolls back to the previous version" `)
 
 // Tripped returns when the guard of a node has tripped, by the log of kerb-kube-node.
 func Tripped(log string) (all []time.Time, err error) {
