@@ -77,6 +77,7 @@ struct accel_waiting {
 	 * from connect */
 	__u32 receivers;
 	__u32 flags;	 /* of calls that receive */
+	__u32 zero;
 	__u64 receiver;	 /* one of them */
 };
 
@@ -100,19 +101,20 @@ static __always_inline void accel_task_is_waiting(struct accel_waiting *w, __u64
 	w->flags |= n == (c.x86 ? 47 : 212) ? c.third : n == (c.x86 ? 45 : 207) ? c.fourth : 0;
 }
 
-/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no
- * stack where we look for it. */
-static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
+/* As accel_find_waiting, into w. A function that the verifier checks by itself, once, and not in
+ * every state of its callers. */
+__noinline int accel_add_waiting(__u64 sk, struct accel_waiting *w)
 {
 	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq),
 	      head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
 	__u64 at = (__u64)accel_get(accel_cast(struct socket_wq, wq), wait.head.next), address,
 	      stack, leader;
-	struct accel_waiting w = {};
 	struct wait_queue_entry *entry;
 	struct task_struct *task;
 	int i;
 
+	if (!w)
+		return 0;
 	for (i = 0; i < ACCEL_WAITERS && wq && at && at != head; i++) {
 		entry = accel_cast(struct wait_queue_entry,
 				   at - bpf_core_field_offset(struct wait_queue_entry, entry));
@@ -125,8 +127,18 @@ static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
 		    (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) !=
 			    leader)
 			continue;
-		accel_task_is_waiting(&w, address, stack);
+		accel_task_is_waiting(w, address, stack);
 	}
+	return 0;
+}
+
+/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no
+ * stack where we look for it. */
+static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
+{
+	struct accel_waiting w = {};
+
+	accel_add_waiting(sk, &w);
 	return w;
 }
 
