@@ -5,6 +5,7 @@ package intercept
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/kmod"
 )
 
 // port is where all packets go: the published one.
@@ -28,8 +30,11 @@ type config struct {
 	device  bool   // the program brings an AF_XDP socket
 }
 
-// alongside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
-var alongside = config{"same-t3", "both", "socket", "block", "other", false}
+// alongside receive the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
+var alongside = []config{
+	{"same-t3", "both", "socket", "block", "other", false},
+	{"same-kmod", "both", "kmod", "adaptive", "eager", false}, // where the kernel module is loaded
+}
 
 // Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are
 // idle.
@@ -49,7 +54,7 @@ var configs = slices.Concat(
 	[]config{
 		{"ringbuf-patient", "kerb", "kerb", "patient", "eager", false},
 		{"same-t2", "both", "kerb", "adaptive", "eager", false},
-		{"kmod", "kmod", "kerb", "adaptive", "eager", false},
+		{"kmod", "kmod", "kmod", "adaptive", "eager", false},
 		{"afxdp", "xsk", "afxdp", "spin", "other", false},
 		{"afxdp-sleep", "xsk", "afxdp", "sleep", "other", false},
 		{"array", "array", "array", "spin", "other", false},
@@ -100,8 +105,24 @@ func names() (all []string) {
 	return all
 }
 
+// byLibrary reports whether the receiver has Kerb's library, which counts what it loses.
+func (c config) byLibrary() bool { return c.program == "kerb" || c.program == "kmod" }
+
+// executable is the receiver's of src.
+func (c config) executable() string {
+	if c.byLibrary() {
+		return "kerb"
+	}
+	return c.program
+}
+
 // possible returns why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
 func (c config) possible() error {
+	if c.program == "kmod" {
+		if _, err := os.Stat(kmod.Device); err != nil {
+			return fmt.Errorf("%w: %w", bench.ErrLeftOut, kmod.ErrNotLoaded)
+		}
+	}
 	if c.class == "ready" {
 		if err := unix.Access("/dev/cpu_dma_latency", unix.W_OK); err != nil {
 			return fmt.Errorf("%w: /dev/cpu_dma_latency: %w", bench.ErrLeftOut, err)
@@ -131,6 +152,8 @@ func (c config) arguments(p *place, cpu int) []string {
 		where = "-"
 	case "kerb":
 		where = p.socket
+	case "kmod":
+		where = strconv.Itoa(ringSize)
 	}
 	out := []string{c.wait, c.class, strconv.Itoa(cpu), where}
 	if c.device {

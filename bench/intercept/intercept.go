@@ -93,6 +93,8 @@ type experiment struct {
 	run    *bench.Run
 	tools  *tools
 	places map[string]*place // by hook
+
+	packets string // directory for what each receiver keeps of each packet, if not empty
 }
 
 func (e *experiment) flags(cmd *cobra.Command) {

@@ -317,7 +317,7 @@ func TestCostHasAgent(t *testing.T) {
 		t.Errorf("of Kerb: %+v", got)
 	}
 	want = []bench.Sample{bench.P50("cpu", "cores", 0.25)}
-	if got := e.samples(alongside, idle, sent, received); !slices.Equal(got, want) {
+	if got := e.samples(alongside[0], idle, sent, received); !slices.Equal(got, want) {
 		t.Errorf("of the socket: %+v", got)
 	}
 	if got := e.samples(named("kmod"), idle, sentBy{}, received); !slices.Equal(got, want) {

@@ -12,7 +12,6 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/kmod"
 )
@@ -62,27 +61,17 @@ func (p *place) module(pkg string, config map[string]any) v1.Module {
 	return m
 }
 
-// openKmod leaves the kernel module out where it is not loaded.
-func (p *place) openKmod() error {
-	if _, err := os.Stat(kmod.Device); err != nil {
-		return fmt.Errorf("%w: %w", bench.ErrLeftOut, kmod.ErrNotLoaded)
-	}
-	if err := p.attach("", ""); err != nil {
-		return err
-	}
-	p.socket = strconv.Itoa(ringSize)
-	p.files = func() (files []*os.File, err error) {
-		err = p.lab.Node().Do(func() error {
-			device, err := netlink.LinkByName(p.nic)
-			if err != nil {
-				return err
-			}
-			f, err := kmod.Attach(kmod.Rule{Ifindex: uint32(device.Attrs().Index), Ring: ringSize, Action: kmod.Steal,
-				Watchdog: uint64(time.Minute), Protocol: 17, FirstPort: port, LastPort: port})
-			files = []*os.File{f}
+// attachKmod opens a class of the kernel module on the node's interface, for a receiver to inherit.
+func (p *place) attachKmod(action uint32) (files []*os.File, err error) {
+	err = p.lab.Node().Do(func() error {
+		device, err := netlink.LinkByName(p.nic)
+		if err != nil {
 			return err
-		})
-		return files, err
-	}
-	return nil
+		}
+		f, err := kmod.Attach(kmod.Rule{Ifindex: uint32(device.Attrs().Index), Ring: ringSize, Action: action,
+			Watchdog: uint64(time.Minute), Protocol: 17, FirstPort: port, LastPort: port})
+		files = []*os.File{f}
+		return err
+	})
+	return files, err
 }

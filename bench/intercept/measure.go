@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -43,9 +44,9 @@ const attempts = 3
 
 // measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
-	running := []config{c}
-	if c.hook == alongside.hook {
-		running = append(running, alongside)
+	running, err := e.together(c)
+	if err != nil {
+		return nil, err
 	}
 	var sent sentBy
 	var received []receivedBy
@@ -54,7 +55,6 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 			return nil, fmt.Errorf("%d of %d packets have no T1: %s does not keep the program that writes it",
 				received[0].Unstamped, received[0].Received, p.nic)
 		}
-		var err error
 		if sent, received, err = e.deliver(ctx, running, p, l); err != nil {
 			return nil, err
 		}
@@ -63,6 +63,25 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 		e.run.Record(c.name, l.name, e.samples(c, l, sent, received[1+i])...)
 	}
 	return e.samples(c, l, sent, received[0]), nil
+}
+
+// together are a config and those that receive the same packets, as far as they are possible here.
+func (e *experiment) together(c config) ([]config, error) {
+	running := []config{c}
+	for _, other := range alongside {
+		if other.hook != c.hook {
+			continue
+		}
+		err := other.possible()
+		if e.run.LeftOut(other.name, err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		running = append(running, other)
+	}
+	return running, nil
 }
 
 // deliver sends the packets of a round to the receivers of some configs, all at once.
@@ -129,7 +148,7 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder,
 			received.Received, sent.Sent)
 	}
-	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
+	if lost := sent.Sent - min(sent.Sent, received.Received); c.byLibrary() && lost != received.Told {
 		e.run.Invalidate("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
 	}
 	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
@@ -148,8 +167,11 @@ type receiver struct {
 
 // startReceiver returns when the program waits for packets.
 func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
-	cmd := p.lab.Node().Command(ctx, e.tools.Path(c.program), c.arguments(p, e.tools.receiver)...)
-	files, err := p.files()
+	cmd := p.lab.Node().Command(ctx, e.tools.Path(c.executable()), c.arguments(p, e.tools.receiver)...)
+	if e.packets != "" {
+		cmd.Env = append(os.Environ(), "PACKETS="+filepath.Join(e.packets, c.name))
+	}
+	files, err := p.inherited(c)
 	if err != nil {
 		return nil, err
 	}

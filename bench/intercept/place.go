@@ -11,6 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/kmod"
 )
 
 // place is a sender's host and the receiver's node with an interface, at whose hook the program front of stamp.bpf.c
@@ -56,14 +57,23 @@ func (p *place) raise() error {
 		return p.startController("answer", map[string]any{"app": "echo", "sourceRate": 0})
 	case "plain", "dpdk": // whose driver attaches a program of its own
 		return nil
-	case "kmod":
-		return p.openKmod()
 	case "xsk":
 		return p.attach("to_socket", "sockets")
 	case "array":
 		return p.attach("to_array", "slots")
 	}
 	return p.attach("", "")
+}
+
+// inherited are the files of a receiver, from descriptor 3 on. Next to others, the kernel module copies packets.
+func (p *place) inherited(c config) ([]*os.File, error) {
+	switch {
+	case c.program != "kmod":
+		return p.files()
+	case c.hook == "kmod":
+		return p.attachKmod(kmod.Steal)
+	}
+	return p.attachKmod(kmod.Copy)
 }
 
 // unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have

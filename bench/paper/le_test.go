@@ -19,7 +19,7 @@ func TestClaimsOfLe(t *testing.T) {
 			}
 		}
 	}
-	module := of("idle", "kmod", "64/50k", "delay", "p50")
+	module := of("idle", "same-kmod", "64/50k", "delay", "p50")
 	good[module], good[of("idle", "array", "64/50k", "delay", "p50")] = 1, 0.9
 	checkClaims(t, leClaims, good,
 		spoilt{0, map[value]float64{of("stress", "same-t2", "512/6k", "delay", "p50"): 1}},

@@ -58,7 +58,8 @@ int main(int argc, char **argv)
 
 			meter.told += p->lost;
 			if (p->caplen >= p->payload + sizeof(struct message))
-				account((const void *)(p->frame + p->payload), now());
+				account_from((const void *)(p->frame + p->payload),
+					     (int64_t)p->sent, now());
 		}
 	}
 }

@@ -26,6 +26,35 @@ struct meter {
 
 static struct meter meter;
 
+/* A packet as this receiver had it: front_t1 is what the program in front of all receivers wrote
+ * into it, t1 the time of the receiver's own kernel part, 0 of a socket. */
+struct seen {
+	uint64_t number, front_t1, t1, t2;
+};
+
+/* All packets are kept, and written in the end, if PACKETS is set to the name of a file. */
+static struct {
+	struct seen *all;
+	size_t n;
+} kept;
+
+enum { MOST_KEPT = 1 << 16 };
+
+static inline void keep(const struct message *m, int64_t t1, int64_t t2)
+{
+	if (kept.all && kept.n < MOST_KEPT)
+		kept.all[kept.n++] = (struct seen){ m->number, m->arrived, t1, t2 };
+}
+
+static inline void write_kept(void)
+{
+	FILE *file = kept.all ? fopen(getenv("PACKETS"), "we") : NULL;
+
+	if (kept.all &&
+	    (!file || fwrite(kept.all, sizeof(*kept.all), kept.n, file) != kept.n || fclose(file)))
+		die("packets");
+}
+
 static inline int64_t cpu_time(void)
 {
 	struct timespec t;
@@ -74,8 +103,9 @@ static inline void print_meter(void)
 	fflush(stdout);
 }
 
-/* account takes a message that this program has at t2. It does not return from the last. */
-static inline void account(const struct message *m, int64_t t2)
+/* account takes a message that the receiver's kernel part had at own_t1, and this program has at
+ * t2. It does not return from the last. */
+static inline void account_from(const struct message *m, int64_t own_t1, int64_t t2)
 {
 	if (m->type == MESSAGE_DATA) {
 		int64_t t1 = m->arrived;
@@ -88,17 +118,25 @@ static inline void account(const struct message *m, int64_t t2)
 		meter.received++;
 		meter.disorder += m->number < meter.next;
 		meter.next = m->number + 1;
+		keep(m, own_t1, t2);
 	} else if (m->type == MESSAGE_BEGIN) {
 		memset(&meter, 0, sizeof(meter));
+		kept.n = 0;
 		meter.begin = now();
 		meter.cpu = cpu_time();
 		getrusage(RUSAGE_SELF, &meter.use);
 	} else if (meter.begin) { /* one from a measurement before may have been on its way still */
 		/* those before it found no room either */
 		meter.told -= m->number < meter.told ? m->number : meter.told;
+		write_kept();
 		print_meter();
 		exit(0);
 	}
+}
+
+static inline void account(const struct message *m, int64_t t2)
+{
+	account_from(m, 0, t2);
 }
 
 /* poll_idle has idle CPUs poll until this process ends. */
@@ -118,6 +156,8 @@ static inline void settle(const char *class, const char *cpu)
 	struct sched_param first = { .sched_priority = FIFO_PRIORITY };
 
 	pin(atoi(cpu));
+	if (getenv("PACKETS") && !(kept.all = calloc(MOST_KEPT, sizeof(*kept.all))))
+		die("memory");
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
 	if (!strcmp(class, "eager") || !strcmp(class, "ready"))

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// seen is a packet as a receiver had it: struct seen of meter.h.
+type seen struct{ Number, FrontT1, T1, T2 uint64 }
+
+// readSeen returns the packets of a receiver by their number, each of which it had once.
+func readSeen(t *testing.T, file string) map[uint64]seen {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make([]seen, len(text)/binary.Size(seen{}))
+	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, all); err != nil {
+		t.Fatal(err)
+	}
+	by := map[uint64]seen{}
+	for _, s := range all {
+		if _, twice := by[s.Number]; twice {
+			t.Errorf("%s has packet %d twice", file, s.Number)
+		}
+		by[s.Number] = s
+	}
+	return by
+}
+
+// Ring, socket and, where it is loaded, the kernel module have the same packets of one run: each packet comes to all of
+// them once, with one time at the hook in front of them, and to the kernel part of the ring before that of the module.
+func TestSamePackets(t *testing.T) {
+	const packets = 1000
+	loaded := loadKmod(t)
+	e := newExperiment(t, sources...)
+	p := e.open(t, "both")
+	e.packets, e.length = t.TempDir(), time.Second
+	ring := named("same-t2")
+	running, err := e.together(ring)
+	if err != nil || loaded && len(running) != 3 {
+		t.Fatalf("%+v, %v", running, err)
+	}
+	l := load{name: "test", size: 64, rate: packets, besides: "idle"}
+	if _, err := e.measure(t.Context(), ring, p, l); err != nil {
+		t.Fatal(err)
+	}
+	if unsound := e.run.Report().Unsound; len(unsound) > 0 {
+		t.Error(unsound)
+	}
+	all := map[string]map[uint64]seen{}
+	for _, c := range running {
+		all[c.name] = readSeen(t, filepath.Join(e.packets, c.name))
+		if n := len(all[c.name]); n != packets {
+			t.Errorf("%s had %d of %d packets", c.name, n, packets)
+		}
+	}
+	ours := all[ring.name]
+	for name, theirs := range all {
+		for number, s := range theirs {
+			of := ours[number]
+			if s.FrontT1 == 0 || s.FrontT1 != of.FrontT1 {
+				t.Fatalf("%s, packet %d: %+v, of the ring %+v", name, number, s, of)
+			}
+			if s.T1 != 0 && s.T1 < of.T1 || of.T1 < of.FrontT1 {
+				t.Fatalf("%s, packet %d is before that of the ring, or of the hook: %+v, %+v", name, number, s, of)
+			}
+		}
+		report(t, name, theirs, ours)
+	}
+}
+
+// report logs how a receiver's times differ from the ring's: medians, which mean nothing in an emulated machine.
+func report(t *testing.T, name string, theirs, ours map[uint64]seen) {
+	t.Helper()
+	var kernel, program, behind []float64
+	later := 0
+	for number, s := range theirs {
+		if s.T1 != 0 { // the socket takes none
+			kernel = append(kernel, float64(s.T1-s.FrontT1)/1e3)
+		}
+		program = append(program, (float64(s.T2)-float64(s.FrontT1))/1e3)
+		behind = append(behind, (float64(s.T2)-float64(ours[number].T2))/1e3)
+		if s.T2 > ours[number].T2 {
+			later++
+		}
+	}
+	t.Logf("%s: the program has a packet %.1f us after the hook, %.1f after the ring's program, and later in %d of %d",
+		name, bench.Median(program), bench.Median(behind), later, len(theirs))
+	if len(kernel) > 0 {
+		t.Logf("%s: the kernel part has it %.1f us after the hook", name, bench.Median(kernel))
+	}
+}
