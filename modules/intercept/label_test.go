@@ -86,8 +86,8 @@ func labelFrames() map[string]frame {
 	long.ext, long.extLen = []uint8{0, 60}, 64
 	return map[string]frame{
 		"IPv4 UDP": datagram(9000, ""), "IPv6 UDP": packet("fd00::1", "fd00::2", udp, 1, 9000, "x"),
-		"IPv4 TCP": packet("10.0.0.1", "10.0.0.2", tcp, 1, 9000, ""),
-		"IPv6 TCP": packet("fd00::1", "fd00::2", tcp, 1, 9000, ""),
+		"IPv4 TCP":             packet("10.0.0.1", "10.0.0.2", tcp, 1, 9000, ""),
+		"IPv6 TCP":             packet("fd00::1", "fd00::2", tcp, 1, 9000, ""),
 		"IPv4 UDP, other port": datagram(9001, ""), "IPv6 UDP, other port": packet("fd00::1", "fd00::2", udp, 1, 9001, ""),
 		"ICMP": packet("10.0.0.1", "10.0.0.2", icmp, 0, 0, ""), "ICMPv6": packet("fd00::1", "fd00::2", icmpv6, 0, 0, ""),
 		"GRE": packet("10.0.0.1", "10.0.0.2", 47, 0, 0, "x"), "IPv4 fragment": later4, "IPv6 fragment": later6,
