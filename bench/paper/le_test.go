@@ -19,8 +19,9 @@ func TestClaimsOfLe(t *testing.T) {
 			}
 		}
 	}
-	module := of("idle", "same-kmod", "64/50k", "delay", "p50")
+	module := of("idle", "kmod", "64/50k", "delay", "p50")
 	good[module], good[of("idle", "array", "64/50k", "delay", "p50")] = 1, 0.9
+	good[of("idle", "same-kmod", "64/50k", "delay", "p50")] = 9 // behind two others
 	checkClaims(t, leClaims, good,
 		spoilt{0, map[value]float64{of("stress", "same-t2", "512/6k", "delay", "p50"): 1}},
 		spoilt{1, medians(good, 9)},
