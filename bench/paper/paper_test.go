@@ -193,6 +193,26 @@ func TestText(t *testing.T) {
 	}
 }
 
+// Memory of 0 MiB is that of programs that were not counted: it is no figure, and no base of ratios.
+func TestMemoryNotCounted(t *testing.T) {
+	row := Row{Label: "memory", Load: "x", Metric: bench.MemoryMetric, Stat: "p50", Unit: "MiB"}
+	r := &bench.Report{}
+	for config, v := range map[string]float64{"a": 8, "b": 2, "none": 0} {
+		r.Cells = append(r.Cells, bench.Cell{Config: config, Load: "x", Metric: bench.MemoryMetric, Stat: "p50", Value: v},
+			bench.Cell{Config: config, Load: "x", Metric: "lost", Stat: "p50", Value: v})
+	}
+	for _, c := range []struct{ metric, config, base, ours, ratio string }{
+		{bench.MemoryMetric, "b", "a", "2", "0.250"}, {bench.MemoryMetric, "none", "a", missing, missing},
+		{bench.MemoryMetric, "b", "none", "2", missing}, {"lost", "none", "a", "0", "0.000"},
+	} {
+		row.Metric = c.metric
+		line := row.line(Config{Name: c.config}, Config{Name: c.base}, r)
+		if line[2] != c.ours || line[4] != c.ratio {
+			t.Errorf("%s of %s: %q, to %s %q; want %q and %q", c.metric, c.config, line[2], c.base, line[4], c.ours, c.ratio)
+		}
+	}
+}
+
 // Directories and files of something else are refused before anything is measured.
 func TestBadInput(t *testing.T) {
 	w := toy(func(context.Context, string) error { t.Error("measured"); return nil })

@@ -156,7 +156,8 @@ func (row Row) ours(c Config, r *bench.Report) (float64, bool) {
 		cell.Value = bench.Stddev(cell.Rounds)
 		ok = ok && len(cell.Rounds) > 1
 	}
-	if math.IsNaN(cell.Value) || math.IsInf(cell.Value, 0) {
+	none := cell.Value == 0 && row.Metric == bench.MemoryMetric // of programs whose memory is not counted
+	if none || math.IsNaN(cell.Value) || math.IsInf(cell.Value, 0) {
 		return 0, false
 	}
 	by := row.By
