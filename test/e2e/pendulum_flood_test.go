@@ -41,7 +41,7 @@ var ways = []way{
 
 // In a flood of LOG messages to its port, a controller with one socket loses most states and answers the others too
 // late, at real-time priority, too: the pendulum falls. Through Kerb no state is lost, and it stands, also while all
-// CPUs are busy.
+// CPUs are busy; the controller has most states at real-time priority, and more than a few at any.
 func TestPendulumInAFlood(t *testing.T) {
 	l := newModule(t)
 	plain := l.Host("plain") // which the agent does not know
@@ -173,5 +173,14 @@ func (l *loop) checkInFlood(w way, at *netlab.Host) {
 	if now.Lost != before.Lost || read+law != states {
 		l.T.Errorf("of %d states %d came to the controller, %d to the law, %d were lost", states, read, law,
 			now.Lost-before.Lost)
+	}
+	// With a controller that never reads, these are the 3 until the kernel answers. Measured are 191 of 1,000 or more, and
+	// at SCHED_FIFO 988.
+	least := states / 50
+	if slices.Contains(w.args, "-f") {
+		least = states / 2
+	}
+	if read <= least {
+		l.T.Errorf("%d of %d states came to the controller, want more than %d", read, states, least)
 	}
 }
