@@ -178,7 +178,8 @@ func TestLabelSchema(t *testing.T) {
 	}
 }
 
-// What is not IP has no class, whatever its label is; nor has what is cut off before its IP header ends.
+// What is not IP has no class, whatever its label is; nor has what is shorter than its IP header says, or than this
+// header. All else has one, also where a transport header or a header of extensions is missing.
 func TestLabelsOfDamagedPackets(t *testing.T) {
 	onHooksBehindLabels(t, labelClasses, func(t *testing.T, k *kernel) {
 		r := k.open("seven")
@@ -186,20 +187,49 @@ func TestLabelsOfDamagedPackets(t *testing.T) {
 		if v := k.run(arp); v != passed || r.drain() != 0 {
 			t.Errorf("ARP with label 7: %s", v)
 		}
+		try := func(name string, raw []byte, want int) {
+			t.Helper()
+			v := k.run(raw)
+			if stolen := r.drain(); stolen != want || (v == dropped) != (want == 1) {
+				t.Errorf("%s, %d bytes: %s, %d records, want %d", name, len(raw), v, stolen, want)
+			}
+		}
 		for name, f := range labelFrames() {
-			whole := f.labelled(7, unlabelled)
+			whole, header := f.labelled(7, unlabelled), f.linkLen()+f.headerLen()
+			try(name, whole, 1)
 			first := 15
 			if k.hook == chain.TC { // test runs take nothing shorter
 				first = f.linkLen() + f.ipLen()
 			}
 			for n := first; n < len(whole); n++ {
-				v := k.run(whole[:n])
-				if stolen := r.drain(); (v == dropped) != (stolen == 1) || n < f.linkLen()+20 && stolen != 0 {
-					t.Errorf("%s cut off at %d bytes: %s, %d records", name, n, v, stolen)
+				try(name+", cut off", whole[:n], 0)
+				if n < header {
+					try(name+", shorter", f.shortened(whole, n), 0)
+				} else {
+					try(name+", shorter", f.shortened(whole, n), 1)
 				}
 			}
 		}
 	})
+}
+
+// headerLen is of the IP header without headers of extensions.
+func (f frame) headerLen() int {
+	if f.src.Is4() {
+		return 20 + f.options
+	}
+	return 40
+}
+
+// shortened are the first n bytes of the frame, with an IP header of a packet of that length.
+func (f frame) shortened(raw []byte, n int) []byte {
+	out := bytes.Clone(raw)
+	length, at := n-f.linkLen(), f.linkLen()+2
+	if !f.src.Is4() {
+		length, at = length-40, at+2
+	}
+	binary.BigEndian.PutUint16(out[at:], uint16(max(0, length)))
+	return out[:n]
 }
 
 // No packet begins with a label: neither by a program before the chain that has written to the packet's control block,
