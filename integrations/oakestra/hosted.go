@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"time"
 
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
@@ -35,8 +37,10 @@ type hostedInstance struct {
 	confirmed  bool      // the cluster has reported these addresses
 	impossible bool      // the cluster does not know the instance, which was logged
 	lost       time.Time // since when the cluster has lacked the addresses that it had; zero: it has them
-	known      chan bool // gets whether the cluster has the instance, with the first answer; has room for one, or is nil
-	held       bool      // is not to be announced yet: the tunnel may not deliver packets to it
+	// known gets whether the cluster has the instance, with the first answer, or false when the instance is withdrawn or
+	// replaced; has room for one, or is nil.
+	known chan bool
+	held  bool // is not to be announced yet: the tunnel may not deliver packets to it
 }
 
 // follow returns a service, which is followed from now on; s.mu is held.
@@ -51,7 +55,13 @@ func (s *session) follow(app string) *followed {
 }
 
 // addLocked notes an instance; s.mu is held.
-func (s *session) addLocked(i hostedInstance) { s.follow(i.app).instances[i.number] = &i }
+func (s *session) addLocked(i hostedInstance) {
+	f := s.follow(i.app)
+	if old := f.instances[i.number]; old != nil {
+		old.answered(false)
+	}
+	f.instances[i.number] = &i
+}
 
 // add notes an instance without announcing it.
 func (s *session) add(i hostedInstance) {
@@ -62,20 +72,19 @@ func (s *session) add(i hostedInstance) {
 
 // announce publishes an instance that was added, and waits for the broker to have it. Then it asks for the service:
 // the answer shows whether the cluster has understood, and the question registers the worker's interest. Without a
-// connection all of this happens after the next one. It reports whether there is one.
+// connection all of this happens after the next one. It reports whether there is one. An instance that has been
+// withdrawn or replaced meanwhile is not announced.
 func (s *session) announce(ctx context.Context, i hostedInstance) bool {
-	s.mu.Lock()
-	client, text := s.client, s.status(&i)
-	if f := s.services[i.app]; f != nil && f.instances[i.number] != nil && f.instances[i.number].known == i.known {
-		f.instances[i.number].held = false
+	client, has := s.release(i)
+	if !has {
+		return false
 	}
-	s.mu.Unlock()
 	if client == nil {
 		s.log.Warn("the cluster learns the address of a service when the broker is back", "service", i.app,
 			"instance", i.number)
 		return false
 	}
-	if err := await(ctx, s.transmit(client, message{topic: topicDeployed, body: text}), s.times.ack); err != nil {
+	if err := await(ctx, s.transmit(client, message{topic: topicDeployed, body: s.status(&i)}), s.times.ack); err != nil {
 		s.log.Warn("the broker does not acknowledge the address of a service; it is announced again", "service", i.app,
 			"instance", i.number, "error", err)
 	}
@@ -86,6 +95,18 @@ func (s *session) announce(ctx context.Context, i hostedInstance) bool {
 		s.refresh(f)
 	}
 	return true
+}
+
+// release lets an instance be announced, and returns the connection; false if it is not the one of its number any more.
+func (s *session) release(i hostedInstance) (mqtt.Client, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.services[i.app]
+	if f == nil || f.instances[i.number] == nil || f.instances[i.number].known != i.known {
+		return nil, false
+	}
+	f.instances[i.number].held = false
+	return s.client, true
 }
 
 // answered reports to the deployment of the instance, if it waits.
@@ -104,6 +125,7 @@ func (s *session) withdraw(app string, number int) {
 	if f == nil || f.instances[number] == nil {
 		return
 	}
+	f.instances[number].answered(false)
 	delete(f.instances, number)
 	if len(f.instances) > 0 {
 		return

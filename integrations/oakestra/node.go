@@ -152,24 +152,26 @@ func (l *Listener) publish(ctx context.Context, s *session, i hostedInstance) {
 const tunnelLimit = 2 * time.Second
 
 // awaitTunnel waits until the tunnel delivers packets to an instance: clients on other workers send as soon as the
-// cluster has announced it. The agent notifies control planes of a new service after it has applied it.
+// cluster has announced it. The agent notifies control planes of a new service after it has applied it. The wait ends
+// when the instance is withdrawn.
 func (l *Listener) awaitTunnel(ctx context.Context, s *session, i hostedInstance) {
+	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, tunnelLimit)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		var has []netip.Addr
-		err := l.agent.ask(ctx, tunnelResource, "/addresses", &has)
+		err := l.agent.ask(ctx, tunnelResource, "/addresses?address="+i.four.String(), &has)
 		if slices.Contains(has, i.four) || isMissing(err) && !l.getsTunnel(ctx, s) {
 			return
 		}
 		select {
+		case <-i.known: // the cluster does not answer before the announcement
+			return
 		case <-ctx.Done():
 			l.log.Warn("an instance is announced although the tunnel may not deliver packets of other workers to it yet",
-				"service", i.app, "instance", i.number, "waited", tunnelLimit, "error", err)
+				"service", i.app, "instance", i.number, "waited", time.Since(begin).Round(time.Millisecond), "error", err)
 			return
-		case <-tick.C:
+		case <-time.After(pause):
 		}
 	}
 }

@@ -17,6 +17,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
+// tunnelHas is an address that the tunnel always delivers packets to.
+const tunnelHas = "10.18.0.9"
+
+const tunnelWarning = "the tunnel may not deliver"
+
 // tunnelAgent is an agent whose tunnel delivers packets to the address of an instance from one request on. Its proxy
 // knows the instance.
 type tunnelAgent struct {
@@ -54,7 +59,7 @@ func (a *tunnelAgent) serve(m *member, w http.ResponseWriter, r *http.Request) {
 		answer = v1.Module{}
 	case path == "modules/"+tunnelResource+"/addresses" && !a.other:
 		a.asked++
-		has := []netip.Addr{netip.MustParseAddr("10.18.0.9")}
+		has := []netip.Addr{netip.MustParseAddr(tunnelHas)}
 		if a.asked > a.from {
 			has = append(has, netip.MustParseAddr(a.address))
 		}
@@ -91,8 +96,8 @@ func (m *member) publish(address string) {
 // answer about the service that comes meanwhile leads to no announcement either.
 func TestInstanceIsAnnouncedWhenTheTunnelHasIt(t *testing.T) {
 	for name, a := range map[string]*tunnelAgent{
-		"late":    {address: "10.18.0.2", from: 20},
-		"missing": {address: "10.18.0.2", from: 20, missing: 10},
+		"late":    {address: "10.18.0.2", from: 5},
+		"missing": {address: "10.18.0.2", from: 5, missing: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMember(t)
@@ -115,6 +120,34 @@ func TestInstanceIsAnnouncedWhenTheTunnelHasIt(t *testing.T) {
 	}
 }
 
+// An instance that is withdrawn while it waits for the tunnel is not announced any more: the same instance may have
+// been deployed again, with another address.
+func TestWithdrawnInstanceIsNotAnnounced(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	m.cluster.Schedule(testApp, 0)
+	a := &tunnelAgent{address: "10.18.0.2", from: 1 << 30}
+	newTunnelAgent(m, a)
+	done := make(chan struct{})
+	go func() { defer close(done); m.publish(a.address) }()
+	wait.Until(t, "the tunnel is asked", func() bool { asked, _ := a.seen(); return asked > 0 })
+	m.l.session.withdraw(testApp, 0)
+	m.publish(tunnelHas)
+	<-done
+	m.deploy(1, "10.18.0.8") // after all that was sent before
+	m.until("another instance", 1, "10.18.0.8@192.168.77.11:50103")
+	m.until("deployed again", 0, tunnelHas+"@192.168.77.11:50103")
+	for _, r := range m.cluster.Received() {
+		if r.Topic == topicDeployed && strings.Contains(r.Payload, `"`+a.address+`"`) {
+			t.Errorf("announced: %s", r.Payload)
+		}
+	}
+	if text := m.log.String(); strings.Contains(text, tunnelWarning) {
+		t.Errorf("waited for the tunnel: %s", text)
+	}
+}
+
 // A tunnel that does not deliver in time, or that a user has replaced, does not stop the deployment.
 func TestInstanceIsAnnouncedWithoutTheTunnel(t *testing.T) {
 	m := newMember(t)
@@ -124,15 +157,14 @@ func TestInstanceIsAnnouncedWithoutTheTunnel(t *testing.T) {
 	newTunnelAgent(m, &tunnelAgent{address: "10.18.0.2", from: 1 << 30})
 	m.publish("10.18.0.2")
 	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
-	const warning = "the tunnel may not deliver"
-	if !strings.Contains(m.log.String(), warning) {
+	if !strings.Contains(m.log.String(), tunnelWarning) {
 		t.Errorf("no warning: %s", m.log)
 	}
 	mark := len(m.log.String())
 	newTunnelAgent(m, &tunnelAgent{address: "10.18.0.3", other: true})
 	m.publish("10.18.0.3")
 	m.until("announced again", 0, "10.18.0.3@192.168.77.11:50103")
-	if after := m.log.String()[mark:]; strings.Contains(after, warning) {
+	if after := m.log.String()[mark:]; strings.Contains(after, tunnelWarning) {
 		t.Errorf("waited for the tunnel of a user: %s", after)
 	}
 }

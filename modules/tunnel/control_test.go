@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"reflect"
@@ -264,10 +265,14 @@ func TestInstances(t *testing.T) {
 	}
 	k.tell(sdk.VirtualServiceUpdate{
 		Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
-	record := httptest.NewRecorder()
-	k.Handler().ServeHTTP(record, httptest.NewRequest("GET", "/addresses", nil))
-	if got := strings.TrimSpace(record.Body.String()); got != `["10.1.0.5","10.1.0.6","fd01::5"]` {
-		t.Errorf("addresses: %s", got)
+	for query, want := range map[string]string{"": `["10.1.0.5","10.1.0.6","fd01::5"]`, "?address=10.1.0.6": `["10.1.0.6"]`,
+		"?address=fd01::5": `["fd01::5"]`, "?address=10.1.0.7": `[]`, "?address=10.18.0.5": `[]`, "?address=": ""} {
+		record := httptest.NewRecorder()
+		k.Handler().ServeHTTP(record, httptest.NewRequest("GET", "/addresses"+query, nil))
+		got := strings.TrimSpace(record.Body.String())
+		if refused := record.Code == http.StatusBadRequest; refused != (want == "") || !refused && got != want {
+			t.Errorf("addresses%s: %d %s", query, record.Code, got)
+		}
 	}
 	hosts := map[address]end{}
 	for _, i := range k.instances {

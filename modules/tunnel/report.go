@@ -3,9 +3,13 @@
 package tunnel
 
 import (
+	"errors"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"slices"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -115,6 +119,36 @@ func (t *tunnel) describe(at uint32, n node, places *places) (Node, error) {
 	return out, nil
 }
 
+// answerAddresses answers for one address, or for all of them.
+func (t *tunnel) answerAddresses(query url.Values) ([]netip.Addr, error) {
+	if !query.Has("address") {
+		return t.addresses()
+	}
+	addr, err := netip.ParseAddr(query.Get("address"))
+	if err != nil {
+		return nil, &sdk.ConfigError{Field: "address", Reason: err.Error()}
+	}
+	return t.ifDelivered(addr)
+}
+
+// ifDelivered lists the address if the data plane delivers packets to it. It reads no other entry.
+func (t *tunnel) ifDelivered(addr netip.Addr) ([]netip.Addr, error) {
+	var e end
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.live.Maps.Lookup(mapHosts, address(addr.As16()), &e)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && !e.isHere() {
+		return []netip.Addr{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Addr{addr.Unmap()}, nil
+}
+
+// isHere reports whether a service of this node has the address.
+func (e end) isHere() bool { return e.Node == 0 && e.Ifindex != 0 }
+
 // addresses lists the addresses of this node's services that the data plane delivers packets to.
 func (t *tunnel) addresses() ([]netip.Addr, error) {
 	t.mu.Lock()
@@ -125,7 +159,7 @@ func (t *tunnel) addresses() ([]netip.Addr, error) {
 	}
 	out := []netip.Addr{}
 	for a, e := range hosts {
-		if e.Node == 0 && e.Ifindex != 0 {
+		if e.isHere() {
 			out = append(out, a.addr())
 		}
 	}
@@ -137,7 +171,9 @@ func (t *tunnel) addresses() ([]netip.Addr, error) {
 func (t *tunnel) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /nodes", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.report()) })
-	mux.HandleFunc("GET /addresses", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(t.addresses()) })
+	mux.HandleFunc("GET /addresses", func(w http.ResponseWriter, r *http.Request) {
+		sdk.Answer(w)(t.answerAddresses(r.URL.Query()))
+	})
 	return mux
 }
 
