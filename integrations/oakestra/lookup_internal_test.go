@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/integration/link"
@@ -108,6 +109,27 @@ func TestLookups(t *testing.T) {
 		t.Errorf("dead: %v; messages %v", m.cluster.Dead(), got)
 	}
 	m.shows(otherApp, "")
+}
+
+// A packet waits for the answer: the worker itself sends a query again, until the agent takes the address for unknown.
+func TestLookupIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newQuietSession()
+		s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})
+		query := []message{{topic: topicTableRequest, body: tableRequest{Address: "10.30.0.2"}}}
+		var sent []time.Duration
+		for start := time.Now(); len(s.lookups) > 0; {
+			due, next := s.due(time.Now())
+			if slices.Equal(due, query) {
+				sent = append(sent, time.Since(start).Round(time.Millisecond))
+			}
+			time.Sleep(time.Until(next)) // in virtual time
+		}
+		const ms = time.Millisecond
+		if want := []time.Duration{0, 200 * ms, 600 * ms, 1400 * ms, 3000 * ms}; !slices.Equal(sent, want) {
+			t.Errorf("sent after %v, want %v", sent, want)
+		}
+	})
 }
 
 // Recording 30: the service exists and has no instance yet. The worker holds the interest in its name, and receives the
