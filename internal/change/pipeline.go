@@ -71,7 +71,9 @@ func (p *Pipeline) Restore() {
 		p.Now.Modules[name] = p.Preparer.Accepted(m)
 	}
 	p.Watcher.Set(specs(p.Now.Desired))
-	_, _ = p.observeKernel() // for views, until the first reconciliation is done
+	if _, err := p.observeKernel(); err != nil { // for views, until the first reconciliation is done
+		p.Log.Warn("cannot read the state of the kernel", "error", err)
+	}
 }
 
 // Run reconciles, and does slow work after changes, until ctx ends.

@@ -61,6 +61,7 @@ func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 func (v *Views) collectOutcomes(out *promtext.Set) {
 	seen := v.Seen.Load()
 	if seen == nil {
+		v.Log.Debug("the state of the kernel has not been read yet; kerb_unparsed_packets_total is left out")
 		return
 	}
 	for _, c := range seen.Chains {
