@@ -169,7 +169,7 @@ type TraceLine struct {
 type TracedPacket struct {
 	ID          string      `json:"id,omitempty" doc:"Of the packet, while the trace runs"`
 	Time        time.Time   `json:"time" doc:"When it came"`
-	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns, as in bpftrace and pwru; this clock is never set, so that times do not jump"`
+	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns, as in bpftrace and pwru; this clock is never set, and so distinguishes packets"`
 	Service     string      `json:"service,omitempty"`
 	Interface   string      `json:"interface" doc:"Empty for a message"`
 	Hook        string      `json:"hook" doc:"sockets: it is a message, which a program sends through a socket; without frame, by a module on sockets"`
