@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Later fragments have no ports: they follow the first one of their datagram. Those that arrive
- * before it are dropped. */
+/* Later fragments have no ports: they follow the first one of their datagram. Those to a virtual
+ * address that arrive before it are dropped. */
 #ifndef PX_FRAGMENT_H
 #define PX_FRAGMENT_H
 

@@ -57,8 +57,8 @@ static __always_inline __u32 kerb_ip_len(const struct kerb_pkt *pkt)
 	return pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-/* Whether a reply of len bytes fits the interface's MTU. One no longer than the request always
- * fits. */
+/* Whether a reply of len bytes fits the interface's MTU; before Linux 5.12, KERB_IPV6_MIN_MTU. One
+ * no longer than the request always fits. */
 static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 len)
 {
 	__u64 mtu = 0; /* of 32 bits: as kerb_key32 */

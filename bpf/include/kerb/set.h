@@ -85,7 +85,7 @@ struct {
 /* The state of a set, 0 if it does not exist. While a packet reads the memory of a set that is
  * replaced or deleted, the kernel may reuse it for another set. It writes a new set from its
  * beginning, so that a state whose id is correct after it was read belongs to the set. Otherwise
- * the set is looked up again. */
+ * the set is looked up again, one time, and counts as missing if the id is wrong then as well. */
 static __always_inline __u64 kerb_set_state(const __u64 *id)
 {
 	for (int i = 0; i < 2; i++) {

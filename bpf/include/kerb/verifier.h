@@ -10,9 +10,8 @@
  * that the verifier needs: kerb_opaque and kerb_bound.
  *
  *   kerb_ctx_field     all kernels
- *   kerb_opaque        bounds: all kernels; up to 6.7 none follows from a comparison with !=, up to
- * 6.12 none of a short that
- *                      was on the stack. Branches: all kernels
+ *   kerb_opaque        bounds: all kernels; up to 6.7 none follows from a comparison with !=,
+ *                      up to 6.12 none of a short that was on the stack. Branches: all kernels
  *   kerb_bound         up to 6.1 a bound counts only in the register that is compared or masked
  *   kerb_detach        all kernels: a comparison bounds what a number was computed from
  *   kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix
@@ -44,6 +43,7 @@ typedef struct __sk_buff kerb_ctx;
  * there before, such as the key of another map, are not merged, and all that is behind is followed
  * once for each. */
 typedef __u64 kerb_key32;
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the key is the lower half");
 
 /* The compiler writes all 8 bytes of x to the stack here, also if part of them changes behind. */
 #define kerb_overwritten(x) asm volatile("" : "+m"(x))
