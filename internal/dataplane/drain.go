@@ -91,7 +91,7 @@ func (s *sockets) releaseFound() (gone int, err error) {
 // part of the module until they are closed, and are plain TCP otherwise. Tests shorten it.
 var drainTimeout = 10 * time.Second
 
-// release releases a chain's sockets, unless another chain has the same ones. For up to leaveTime it fails with a
+// release releases a chain's sockets, unless another chain has the same ones. For up to drainTimeout it fails with a
 // *chain.DrainingError.
 func (d onSockets) release(c chain.Pinned) error {
 	dir := d.layout.pinned(c)
@@ -152,7 +152,7 @@ func (d *Dataplane) socketChains() ([]chain.Pinned, error) {
 	return slices.DeleteFunc(chains, func(c chain.Pinned) bool { return c.Spec.Side != chain.OnSockets }), err
 }
 
-// drainAll releases all sockets, waiting at most leaveTime.
+// drainAll releases all sockets, waiting at most drainTimeout.
 func (d *Dataplane) drainAll() error {
 	chains, err := d.socketChains()
 	errs := []error{err}

@@ -64,8 +64,8 @@ func run(ctx context.Context, checks []check) (Result, error) {
 	return out.result, out.err
 }
 
-// testInChild runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the
-// process's first, which would keep the namespace.
+// testInChild runs testInProcess and brings the thread back: one that is locked would end with its goroutine, but not
+// the process's first, which would keep the namespace.
 func testInChild(ctx context.Context, checks []check) (Result, error) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
