@@ -77,7 +77,11 @@ struct sock {
 	unsigned int sk_ll_usec;
 	__u32 sk_tsflags; /* 16 bits on Linux 6.1 */
 	__u8 sk_shutdown;
+	__u8 sk_userlocks : 4;
+	int sk_rcvbuf;
 };
+
+#define ACCEL_RCVBUF_LOCK 2 /* SOCK_RCVBUF_LOCK in sk_userlocks: the program has set SO_RCVBUF */
 
 enum sock_flags {
 	SOCK_RCVTSTAMP = 8,
@@ -329,6 +333,16 @@ static __always_inline int accel_has_unsupported_options(__u64 address)
 	       accel_get(sk, sk_peek_off) >= 0 /* TCP has it since Linux 6.9 */ ||
 	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
 	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
+}
+
+/* Bytes that may wait for a program that has set SO_RCVBUF, ~0 for others: TCP sizes their buffers
+ * by what comes. */
+static __always_inline __u32 accel_receive_buffer(__u64 address)
+{
+	struct sock *sk = accel_sock(address);
+
+	return accel_get_bits(sk, sk_userlocks) & ACCEL_RCVBUF_LOCK ? accel_get(sk, sk_rcvbuf)
+								     : ~0u;
 }
 
 static __always_inline int accel_open(__u64 address)

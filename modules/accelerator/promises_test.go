@@ -316,6 +316,32 @@ func TestUnreadReceiverHoldsBack(t *testing.T) {
 	c.turn(100)
 }
 
+// A receiver that has set SO_RCVBUF and does not read holds no more back than that buffer and the sender's, whatever
+// the size of the messages: a sender whose peer closes gets an error for what does not fit.
+func TestReceiveBufferHoldsBack(t *testing.T) {
+	p := accelerate(t, usual)
+	for _, size := range []int{200000, 30000, 1000} {
+		c := p.connect(t, option{unix.SOL_SOCKET, unix.SO_SNDBUF, 4096})
+		check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVBUF, 4096))
+		p.warm(c)
+		check(t, unix.SetNonblock(c.client, true))
+		sent := 0
+		for {
+			n, err := unix.Write(c.client, noise(size))
+			if errors.Is(err, unix.EAGAIN) {
+				break
+			}
+			check(t, err)
+			if sent += n; sent > 64<<10 {
+				t.Fatalf("messages of %d bytes: %d wait in a buffer of 8 KiB", size, sent)
+			}
+		}
+		check(t, unix.SetNonblock(c.client, false))
+		c.receive(c.server, sent)
+		c.turn(100)
+	}
+}
+
 // Options that change what recv or send do, set before anything was sent.
 func TestOptionsKeepOut(t *testing.T) {
 	p := accelerate(t, usual)

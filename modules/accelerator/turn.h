@@ -19,10 +19,11 @@ struct accel_view {
 	__u32 written;	/* by TCP so far: write_seq */
 	__u32 ordered;	/* TCP has nothing that the receiver has not read */
 	__u32 empty;	/* nor has its queue */
+	__u32 room;	/* of the receiver's buffer, bytes: accel_receive_buffer */
 };
 
-/* This and accel_redirects decide; model_test.go has the same in Go. Reports when the connection
- * has to leave. */
+/* This and accel_redirects decide; model_test.go has the same in Go, but for room. Reports when
+ * the connection has to leave. */
 static __always_inline int accel_update_turn(struct accel_end *e, const struct accel_config *cfg,
 					     __u32 answered, __u32 size)
 {
@@ -52,7 +53,7 @@ static __always_inline int accel_redirects(struct accel_end *e, const struct acc
 	if (cfg->mode == ACCEL_ALL)
 		return 1;
 	return e->turns >= cfg->warm && e->run_messages <= cfg->pass_messages &&
-	       e->run_bytes <= cfg->pass_bytes &&
+	       e->run_bytes <= cfg->pass_bytes && e->queued + v->size <= v->room &&
 	       (!e->queued || e->queued + v->size <= cfg->backlog);
 }
 
@@ -116,6 +117,7 @@ static __always_inline int accel_check_message(struct accel_end *e, const struct
 	v->ordered &= again || !accel_get(accel_sock(peer), sk_lock.owned);
 	accel_barrier();
 	v->empty = accel_queue_empty(peer);
+	v->room = accel_receive_buffer(peer);
 	if (!accel_open(sk) || !accel_open(peer))
 		why = ACCEL_CLOSED;
 	else if (accel_has_unsupported_options(sk) || accel_has_unsupported_options(peer))
