@@ -271,6 +271,9 @@ func TestClock(t *testing.T) {
 
 // TestBounds fills everything there is: files and memory stay within their bounds.
 func TestBounds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("measures for ten seconds of CPU time")
+	}
 	times := make(sdk.Histogram, 80) // as in the data plane: no bucket is empty, and their counts are those of years
 	for bucket := range times {
 		times[bucket] = 1 << 40

@@ -448,8 +448,11 @@ func TestGreedyTenant(t *testing.T) {
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	service.Replace(nil)
 	slice.Replace(nil)
-	served, evilLeft := map[services.Key]bool{}, false
-	for range 600 {
+	served, evilLeft, rounds := map[services.Key]bool{}, false, 600
+	if testing.Short() {
+		rounds = 200
+	}
+	for range rounds {
 		namespace, endpoints, lacking := "evil", 1+r.IntN(800), 16
 		if r.IntN(4) == 0 {
 			namespace, endpoints, lacking = []string{"a", "shop"}[r.IntN(2)], 1+r.IntN(24), 8
