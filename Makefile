@@ -144,10 +144,10 @@ vet: ## Develop: formatting, go vet, shell syntax
 
 # Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time, for
 # processes, timers and grace periods of the kernel, so four run at a time. Those that take long start first: at the end, none of them
-# runs with CPUs to spare. One of the tests of test/e2e sends at real-time priority, and one of cmd/kerb measures a node at rest.
+# runs with CPUs to spare. Two of the tests of test/e2e send at real-time priority, and one of cmd/kerb measures a node at rest.
 ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./intercept \
 	./internal/lab/traffic ./kmod ./modules/intercept ./test/soak
-ALONE_TEST := ^(TestUpgradeUnderLoad|TestNodeMemory)$$
+ALONE_TEST := ^(TestUpgradeUnderLoad|TestPendulumInAFlood|TestNodeMemory)$$
 LONG := ./test/e2e ./internal/agent ./modules/proxy ./integrations/oakestra ./internal/dataplane ./test/accelerator ./modules/firewall \
 	./test/oakestra ./bench/tunnel ./modules/accelerator ./docs ./test/proxy
 # The browser and container runtimes have targets of their own, which also install them: here their tests ran or were skipped by what a
