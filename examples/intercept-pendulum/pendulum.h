@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <math.h>
 #include <stdint.h>
+#include <time.h>
 
 #define PORT 5005 /* of the controller */
 
@@ -32,3 +33,20 @@ static inline uint32_t to_fixed(double value)
 }
 
 static inline double from_fixed(uint32_t value) { return (int32_t)ntohl(value) / 65536.0; }
+
+/* Sleeps until the next step, ns (below a second) after the last one. Steps that could not be taken
+ * in time are skipped: a sensor does not repeat an old value. */
+static inline void next_step(struct timespec *t, long ns)
+{
+	struct timespec now;
+
+	t->tv_nsec += ns;
+	if (t->tv_nsec >= 1000000000) {
+		t->tv_nsec -= 1000000000;
+		t->tv_sec++;
+	}
+	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, t, NULL);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	if (now.tv_sec > t->tv_sec || now.tv_nsec > t->tv_nsec)
+		*t = now;
+}

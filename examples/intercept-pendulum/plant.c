@@ -73,21 +73,6 @@ static void tell(int socket, const struct pendulum *p)
 	send(socket, &s, sizeof(s), 0);
 }
 
-static void next_step(struct timespec *t)
-{
-	struct timespec now;
-
-	t->tv_nsec += (long)(STEP * 1e9);
-	if (t->tv_nsec >= 1000000000) {
-		t->tv_nsec -= 1000000000;
-		t->tv_sec++;
-	}
-	clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, t, NULL);
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	if (now.tv_sec > t->tv_sec || now.tv_nsec > t->tv_nsec)
-		*t = now;
-}
-
 int main(int argc, char **argv)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET,
@@ -119,7 +104,7 @@ int main(int argc, char **argv)
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	while (s.step < seconds / STEP && fabs(s.angle) < FALLEN) {
 		tell(fd, &s);
-		next_step(&t);
+		next_step(&t, STEP * 1e9);
 		answered += listen_to(fd, answers);
 		struct force f = newest(answers, s.step > delay ? s.step - delay : 0);
 
