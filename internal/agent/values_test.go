@@ -121,11 +121,13 @@ func TestRuleChangeAsksOnce(t *testing.T) {
 func TestValuesAfterLostPins(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), denyPorts(4001))
+	n.Exclusive.Lock() // the agent's first reconciliation may be making pins
 	for _, kind := range []string{"modules", "chains", "links"} {
 		if err := os.RemoveAll(filepath.Join(n.cfg.Paths.BPF, kind)); err != nil {
-			t.Fatal(err)
+			t.Error(err)
 		}
 	}
+	n.Exclusive.Unlock()
 	n.reconcileNow(t)
 	for _, port := range []int{4001, 4002} {
 		n.apply(t, nil, denyPorts(port))
