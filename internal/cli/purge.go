@@ -135,7 +135,7 @@ func purgeFiles(p paths.Paths) error {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	_ = os.Remove(p.State)
-	return err
+	return errors.Join(err, purgeUsers(p.MountedUsers()))
 }
 
 // purgeUsers removes the file that agents of the machine share, and its directory, unless another one uses them.

@@ -62,7 +62,10 @@ func (p Paths) Samples() string { return filepath.Join(p.State, "samples") }
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 
 // Users is the file by which all agents of the machine, whatever their paths, share out the user ids of control planes.
-func Users() string { return filepath.Join(Default().Run, "users.lock") }
+func Users() string { return Default().MountedUsers() }
+
+// MountedUsers is Users where the machine's /run/kerb is mounted at Run: in the container that uninstalls Kerb.
+func (p Paths) MountedUsers() string { return filepath.Join(p.Run, "users.lock") }
 
 // ControlSockets is the directory of the sockets of control planes.
 func (p Paths) ControlSockets() string { return filepath.Join(p.Run, "control") }
