@@ -14,7 +14,7 @@
 
 #include "kerb_intercept.h"
 
-static _Thread_local char message[LINE];
+static _Thread_local char message[MESSAGE_SIZE];
 
 int fail(int code, const char *format, ...)
 {
@@ -28,9 +28,9 @@ int fail(int code, const char *format, ...)
 
 const char *kerb_intercept_error(void) { return message; }
 
-static const char *field(const char *json, const char *name)
+static const char *json_field(const char *json, const char *name)
 {
-	char quoted[NAME];
+	char quoted[NAME_SIZE];
 	const char *at;
 
 	snprintf(quoted, sizeof(quoted), "\"%s\":", name);
@@ -38,16 +38,16 @@ static const char *field(const char *json, const char *name)
 	return at ? at + strlen(quoted) + strspn(at + strlen(quoted), " ") : NULL;
 }
 
-uint64_t number(const char *json, const char *name)
+uint64_t json_uint(const char *json, const char *name)
 {
-	const char *at = field(json, name);
+	const char *at = json_field(json, name);
 
 	return at ? strtoull(at, NULL, 10) : 0;
 }
 
-void text(const char *json, const char *name, char *to, size_t size)
+void json_string(const char *json, const char *name, char *to, size_t size)
 {
-	const char *at = field(json, name);
+	const char *at = json_field(json, name);
 	size_t n = 0;
 
 	for (at = at && *at == '"' ? at + 1 : ""; *at && *at != '"' && n + 1 < size; at++) {
@@ -58,13 +58,13 @@ void text(const char *json, const char *name, char *to, size_t size)
 	to[n] = 0;
 }
 
-ssize_t hear(int conn, char *line, int flags, int *fds, int *n)
+ssize_t message_receive(int conn, char *line, int flags, int *fds, int *n)
 {
 	union {
 		struct cmsghdr head;
-		char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
+		char bytes[CMSG_SPACE(MESSAGE_FDS * sizeof(int))];
 	} control;
-	struct iovec part = { line, LINE - 1 };
+	struct iovec part = { line, MESSAGE_SIZE - 1 };
 	struct msghdr m = { .msg_iov = &part,
 			    .msg_iovlen = 1,
 			    .msg_control = &control,
@@ -84,7 +84,7 @@ ssize_t hear(int conn, char *line, int flags, int *fds, int *n)
 	return size;
 }
 
-int say(int conn, const char *line, int fd)
+int message_send(int conn, const char *line, int fd)
 {
 	union {
 		struct cmsghdr head;
@@ -104,7 +104,7 @@ int say(int conn, const char *line, int fd)
 	return sendmsg(conn, &m, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-int dial(const char *path)
+int connection_open(const char *path)
 {
 	struct sockaddr_un at = { .sun_family = AF_UNIX };
 	struct timeval patience = { .tv_sec = 10 };
@@ -123,7 +123,7 @@ int dial(const char *path)
 		    path, strerror(code));
 }
 
-void close_all(const int *fds, int n)
+void close_fds(const int *fds, int n)
 {
 	for (int i = 0; i < n; i++)
 		close(fds[i]);

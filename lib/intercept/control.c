@@ -20,9 +20,9 @@ void controls_unmap(struct controls *c)
 	c->producer = NULL;
 }
 
-/* are_messages reports whether what waits are messages: a program that had the class before may
- * have left anything. */
-static bool are_messages(const struct controls *c)
+/* has_valid_messages reports whether the ring holds only messages: the previous program that had
+ * the class may have written anything to it. */
+static bool has_valid_messages(const struct controls *c)
 {
 	const uint32_t want[2] = { sizeof(struct icpt_control), 0 };
 	unsigned long at = __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE), end = *c->producer;
@@ -52,7 +52,7 @@ void controls_map(struct controls *c, int fd)
 	c->consumer = consumer;
 	c->producer = producer;
 	c->data = (uint8_t *)producer + page;
-	if (!are_messages(c))
+	if (!has_valid_messages(c))
 		__atomic_store_n(c->producer, __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE),
 				 __ATOMIC_RELEASE);
 }

@@ -13,7 +13,7 @@
 #define DEVICE "/dev/cpu_dma_latency"
 
 /* PM_QOS_CPU_LATENCY_DEFAULT_VALUE of linux/pm_qos.h, us. */
-enum { AS_THEY_LIKE = 2000000000 };
+enum { NO_LIMIT = 2000000000 };
 
 int idle_open(struct idle *i)
 {
@@ -26,7 +26,7 @@ int idle_open(struct idle *i)
 
 void idle_close(struct idle *i)
 {
-	idle_set(i, false); /* a child may have the descriptor, too */
+	idle_set(i, false); /* a child process may have inherited the descriptor */
 	if (i->fd >= 0)
 		close(i->fd);
 	i->fd = -1;
@@ -34,10 +34,10 @@ void idle_close(struct idle *i)
 
 void idle_set(struct idle *i, bool polls)
 {
-	int32_t us = polls ? 0 : AS_THEY_LIKE; /* that leaving an idle state may take */
+	int32_t us = polls ? 0 : NO_LIMIT; /* the accepted exit latency of idle states */
 
 	if (i->fd < 0 || polls == i->polls)
 		return;
 	i->polls = polls;
-	(void)!write(i->fd, &us, sizeof(us)); /* the device takes any number */
+	(void)!write(i->fd, &us, sizeof(us)); /* the device accepts any value */
 }

@@ -16,15 +16,14 @@
 
 #define MS 1000000ULL
 
-/* how often who sleeps for bells looks by itself: should none ring when one should, it is not for
- * long */
-#define LOOK_TIME  (100 * MS)
-#define QUIET_TIME (1000 * MS) /* idle CPUs are left alone when no packet has come for so long */
+/* A sleep that wake sockets are to end is checked this often, should one fail to wake. */
+#define RECHECK_TIME (100 * MS)
+#define QUIET_TIME   (1000 * MS) /* without a packet, after which idle CPUs may halt again */
 
-/* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
-enum { AWAKE = 975 };
+/* p99 is then a wake-up that is a little late; 990 takes a quarter more CPU time */
+enum { DEFAULT_AWAKE = 975 };
 
-static uint64_t clock_of(clockid_t clock)
+static uint64_t clock_ns(clockid_t clock)
 {
 	struct timespec t;
 
@@ -32,7 +31,10 @@ static uint64_t clock_of(clockid_t clock)
 	return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-uint64_t kerb_intercept_now(void) { return clock_of(CLOCK_MONOTONIC); }
+uint64_t kerb_intercept_now(void)
+{
+	return clock_ns(CLOCK_MONOTONIC);
+}
 
 static struct timespec timespec_of(uint64_t ns)
 {
@@ -54,24 +56,25 @@ static int create(struct kerb_intercept **out, const char *class_name,
 	}
 	k->conn = k->xsk.fd = k->watch.fd = k->idle.fd = -1;
 	k->launch_clock = CLOCK_MONOTONIC;
-	k->senders[0].fd = k->senders[1].fd = k->given[0].fd = k->given[1].fd = -1;
+	k->senders[0].fd = k->senders[1].fd = k->own_senders[0].fd = k->own_senders[1].fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = k->options.idle_poll && k->options.wait != KERB_WAIT_SPIN ? idle_open(&k->idle) : 0;
 	if (!code)
-		code = prepare_thread(&k->options);
+		code = thread_prepare(&k->options);
 	if (code) {
 		idle_close(&k->idle);
 		free(k);
 		return code;
 	}
 	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
-	k->before = look_at_thread(k->schedstat);
-	k->seen = kerb_intercept_now();
+	k->before = thread_sample(k->schedstat);
+	k->running_at = kerb_intercept_now();
 	wait_init(&k->wait,
 		  &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait,
 					.reach = k->options.reach ? k->options.reach : MS,
 					.patience = k->options.patience,
-					.awake = k->options.awake ? k->options.awake : AWAKE },
+					.awake = k->options.awake ? k->options.awake
+								  : DEFAULT_AWAKE },
 		  thread_standing());
 	*out = k;
 	return 0;
@@ -131,7 +134,7 @@ void kerb_intercept_close(struct kerb_intercept *k)
 		controls_unmap(&k->controls);
 	}
 	xsk_close(&k->xsk);
-	bells_close(&k->bells);
+	wake_sockets_close(&k->wake_sockets);
 	watch_end(&k->watch);
 	idle_close(&k->idle);
 	senders_close(k->senders, 2);
@@ -154,7 +157,7 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 
 	n += ring_fetch(&k->ring, packets + n, max - n);
 	if (!n) {
-		kerb_intercept_release(k); /* records that are none */
+		kerb_intercept_release(k); /* discarded records */
 		return 0;
 	}
 	now = kerb_intercept_now();
@@ -164,12 +167,12 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 	return n;
 }
 
-/* check_connection handles changes of the connection: a new configuration, a restarted or removed
- * module, a class taken over. */
+/* check_connection handles events of the connection: a new configuration, a restarted or removed
+ * module, a class that was taken over. */
 static int check_connection(struct kerb_intercept *k, uint64_t now)
 {
-	char line[LINE], event[NAME];
-	int fds[DESCRIPTORS], n;
+	char line[MESSAGE_SIZE], event[NAME_SIZE];
+	int fds[MESSAGE_FDS], n;
 	ssize_t size;
 
 	k->check_at = now + 10 * MS;
@@ -182,17 +185,17 @@ static int check_connection(struct kerb_intercept *k, uint64_t now)
 		k->check_at = now + 100 * MS;
 		return 0;
 	}
-	size = hear(k->conn, line, MSG_DONTWAIT, fds, &n);
+	size = message_receive(k->conn, line, MSG_DONTWAIT, fds, &n);
 	if (size < 0 && (errno == EAGAIN || errno == EINTR))
 		return 0;
-	close_all(fds, n);
-	text(line, "event", event, sizeof(event));
+	close_fds(fds, n);
+	json_string(line, "event", event, sizeof(event));
 	k->taken = !strcmp(event, "taken");
 	k->restarted = size <= 0;
 	close(k->conn);
 	k->conn = -1;
 	watch_end(&k->watch);
-	k->check_at = now; /* first what is in the ring still */
+	k->check_at = now; /* after the records that are still in the ring */
 	return 0;
 }
 
@@ -205,7 +208,7 @@ static int arm(struct kerb_intercept *k, enum icpt_waiting how)
 {
 	kerb_intercept_release(k);
 	__atomic_store_n(&k->state->waiting, (uint32_t)how, __ATOMIC_SEQ_CST);
-	/* the kernel delivers, then looks; we say, then look */
+	/* pairs with the data plane, which writes the record, then reads waiting */
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	if (!pending(k))
 		return 0;
@@ -220,14 +223,17 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return arm(k, ICPT_BY_RING);
 }
 
-/* examine this thread; how long it waited only where late packets are reported: that is as
- * expensive as a packet. */
-static struct look sample_thread(const struct kerb_intercept *k)
+/* sample_sched samples this thread. It reads schedstat, which costs as much as a packet, only where
+ * late packets are logged. */
+static struct sched_sample sample_sched(const struct kerb_intercept *k)
 {
-	return look_at_thread(k->state->deadline ? k->schedstat : -1);
+	return thread_sample(k->state->deadline ? k->schedstat : -1);
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static uint64_t min_time(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
 
 static int watch_all(struct kerb_intercept *k)
 {
@@ -239,56 +245,56 @@ static int watch_all(struct kerb_intercept *k)
 		code = watch_add(&k->watch, k->conn, WATCH_CONNECTION);
 	if (!code)
 		code = watch_add(&k->watch, k->xsk.fd, WATCH_SOCKET);
-	for (int i = 0; !code && i < k->bells.n; i++)
-		code = watch_add(&k->watch, k->bells.of[i].fd, WATCH_BELL);
-	if (!code && k->bells.n)
-		code = watch_clock(&k->watch, LOOK_TIME);
+	for (int i = 0; !code && i < k->wake_sockets.n; i++)
+		code = watch_add(&k->watch, k->wake_sockets.of[i].fd, WATCH_WAKE_SOCKET);
+	if (!code && k->wake_sockets.n)
+		code = watch_clock(&k->watch, RECHECK_TIME);
 	if (code)
 		watch_end(&k->watch);
 	return code;
 }
 
-/* sleep_until sleeps until a time, which is 0, or until something else ends it, such as a packet,
- * which is
- * 1. */
+/* sleep_until sleeps until a time, or until a descriptor is ready. Returns 0 after the time, 1 if a
+ * packet or another event ended the sleep, or a negative errno. */
 static int sleep_until(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
 	int code = k->watch.fd < 0 ? watch_all(k) : 0;
 
 	if (code)
 		return code;
-	/* a system call: a sleeper need not know who held it up */
+	/* a system call, which KERB_WAIT_SLEEP needs for late packets only */
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline)
-		k->before = sample_thread(k);
-	bells_arm(&k->bells);
-	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING))
+		k->before = sample_sched(k);
+	wake_sockets_arm(&k->wake_sockets);
+	if (arm(k, k->wake_sockets.n ? ICPT_BY_BELL : ICPT_BY_RING))
 		return 1;
 	code = watch_sleep(&k->watch, now, until);
 	clear_waiting(k);
 	if (code < 0)
 		return code;
-	if (code & WATCH_BROKEN) /* of the kernel module */
+	if (code & WATCH_BROKEN) /* only of the kernel module */
 		return fail(ENODEV, "the interface of the class has gone");
 	if (code & WATCH_CONNECTION)
 		k->check_at = 0;
-	if (k->bells.n && !bells_heard(&k->bells, code, ring_pending(&k->ring))) {
-		bells_close(&k->bells);
+	if (k->wake_sockets.n &&
+	    !wake_sockets_check(&k->wake_sockets, code, ring_pending(&k->ring))) {
+		wake_sockets_close(&k->wake_sockets);
 		watch_end(&k->watch);
 	}
 	return code > 0;
 }
 
-/* detect_preemption finds out whether others had the CPU: we were away for long, and not by
- * ourselves. */
+/* detect_preemption counts a preemption if this thread did not run for 0.5 ms and had an
+ * involuntary context switch. */
 static void detect_preemption(struct kerb_intercept *k, uint64_t now)
 {
-	struct look l;
-	uint64_t away = now - k->seen;
+	struct sched_sample l;
+	uint64_t away = now - k->running_at;
 
-	k->seen = now;
+	k->running_at = now;
 	if (away < MS / 2)
 		return;
-	l = sample_thread(k);
+	l = sample_sched(k);
 	if (l.involuntary != k->before.involuntary) {
 		k->stats.held_up++;
 		wait_preempted(&k->wait, now);
@@ -296,49 +302,50 @@ static void detect_preemption(struct kerb_intercept *k, uint64_t now)
 	k->before = l;
 }
 
-/* give_cpu leaves the CPU to others, and measures what they have of it: going to sleep and waking
- * up is of this thread's time. */
-static int give_cpu(struct kerb_intercept *k, uint64_t now, const struct timespec *until)
+/* rest_until leaves the CPU to other tasks, and measures how much CPU time they get: the time of
+ * going to sleep and waking up counts as this thread's. */
+static int rest_until(struct kerb_intercept *k, uint64_t now, const struct timespec *until)
 {
-	uint64_t ran = clock_of(CLOCK_THREAD_CPUTIME_ID);
+	uint64_t ran = clock_ns(CLOCK_THREAD_CPUTIME_ID);
 	int code;
 
-	k->before = sample_thread(k);
+	k->before = sample_sched(k);
 	code = clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, until, NULL);
 	if (code)
 		return fail(code, "sleep: %s", strerror(code));
 	k->stats.rested++;
-	ran = clock_of(CLOCK_THREAD_CPUTIME_ID) - ran;
+	ran = clock_ns(CLOCK_THREAD_CPUTIME_ID) - ran;
 	now = kerb_intercept_now() - now;
 	wait_rested(&k->wait, now > ran ? now - ran : 0);
 	return 0;
 }
 
-/* sleep_for carries out a step other than spinning. */
+/* sleep_for executes a step other than STEP_SPIN. Returns 0 or a negative errno. */
 static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t now, uint64_t until)
 {
-	uint64_t to = step.kind == STEP_SLEEP ? until : earlier(step.until, until),
+	uint64_t to = step.kind == STEP_SLEEP ? until : min_time(step.until, until),
 		 check_at = k->conn < 0 && *k->path ? k->check_at : UINT64_MAX;
 	struct timespec t = timespec_of(to);
 	int code = 0;
 
 	idle_set(&k->idle, now < k->wait.last + QUIET_TIME);
-	if (k->idle.polls && !k->bells.n) /* of bells, there is a clock */
-		check_at = earlier(check_at, k->wait.last + QUIET_TIME);
+	if (k->idle.polls && !k->wake_sockets.n) /* wake sockets have a clock that ends the sleep */
+		check_at = min_time(check_at, k->wait.last + QUIET_TIME);
 	if (step.kind == STEP_REST) {
-		code = give_cpu(k, now, &t);
+		code = rest_until(k, now, &t);
 	} else {
-		code = sleep_until(k, now, earlier(to, check_at));
+		code = sleep_until(k, now, min_time(to, check_at));
 		k->stats.slept++;
 	}
-	if (k->options.wait == KERB_WAIT_SLEEP) /* it learns nothing, and a packet waits */
+	if (k->options.wait == KERB_WAIT_SLEEP) /* it keeps no estimates, and a packet waits */
 		return code < 0 ? code : 0;
-	k->seen = kerb_intercept_now();
-	wait_woke(&k->wait, code || step.kind == STEP_SLEEP || to != step.until ? 0 : to, k->seen);
+	k->running_at = kerb_intercept_now();
+	wait_woke(&k->wait, code || step.kind == STEP_SLEEP || to != step.until ? 0 : to,
+		  k->running_at);
 	return code < 0 ? code : 0;
 }
 
-/* wait_for_packets returns 1 when there is something in a ring, 0 when it is time. */
+/* wait_for_packets returns 1 when packets are pending, 0 after the time, or a negative errno. */
 static int wait_for_packets(struct kerb_intercept *k, uint64_t until)
 {
 	while (!pending(k)) {
@@ -372,15 +379,16 @@ static int wait_for_packets(struct kerb_intercept *k, uint64_t until)
 	return 1;
 }
 
-/* is_taken reports whether the ring has become another program's, without taking the word off the
- * connection. */
+/* is_taken reports whether another program has taken the class over, without consuming the message
+ * on the connection. */
 static bool is_taken(const struct kerb_intercept *k)
 {
-	char line[LINE], event[NAME] = "";
-	ssize_t size = k->conn < 0 ? 0 : recv(k->conn, line, LINE - 1, MSG_DONTWAIT | MSG_PEEK);
+	char line[MESSAGE_SIZE], event[NAME_SIZE] = "";
+	ssize_t size =
+		k->conn < 0 ? 0 : recv(k->conn, line, MESSAGE_SIZE - 1, MSG_DONTWAIT | MSG_PEEK);
 
 	line[size > 0 ? size : 0] = 0;
-	text(line, "event", event, sizeof(event));
+	json_string(line, "event", event, sizeof(event));
 	return k->taken || !strcmp(event, "taken");
 }
 

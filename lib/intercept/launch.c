@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers that leave at a set time: SO_TXTIME, which the queueing disciplines fq and etf obey. */
+/* Answers with a launch time: SO_TXTIME, which the queueing disciplines fq and etf implement. */
 #define _GNU_SOURCE
 #include <time.h> /* linux/errqueue.h needs it */
 
@@ -22,7 +22,7 @@ int kerb_intercept_launch_clock(struct kerb_intercept *k, int clock)
 		return fail(errno, "clock %d: %s", clock, strerror(errno));
 	k->launch_clock = clock;
 	for (int i = 0; i < 2; i++)
-		k->senders[i].timed = k->given[i].timed = false;
+		k->senders[i].timed = k->own_senders[i].timed = false;
 	return 0;
 }
 
@@ -41,7 +41,7 @@ int launch_enable(struct kerb_intercept *k, struct sender *s, uint64_t when)
 	return 0;
 }
 
-/* is_launch reports whether a message of an error queue is about a launch time. */
+/* is_launch reports whether a message of an error queue is about a packet with a launch time. */
 static bool is_launch(struct msghdr *m)
 {
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
@@ -77,7 +77,7 @@ void kerb_intercept_launches(struct kerb_intercept *k, struct kerb_intercept_lau
 {
 	for (int i = 0; i < 2; i++) {
 		launch_collect(k, &k->senders[i]);
-		launch_collect(k, &k->given[i]);
+		launch_collect(k, &k->own_senders[i]);
 	}
 	*l = k->launches;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A receiver of one class: what the files of this library share. */
+/* Internal declarations: a receiver of one class. */
 #pragma once
 
 #include <sys/un.h>
 
-#include "bell.h"
+#include "wake.h"
 #include "connection.h"
 #include "control.h"
 #include "idle.h"
@@ -15,48 +15,50 @@
 #include "wait.h"
 #include "watch.h"
 
-/* A UDP socket that answers are sent from; fd -1: none. */
+/* A UDP socket for answers; fd -1: none. */
 struct sender {
 	int fd;
-	uint16_t port; /* that it is bound to */
-	bool six;      /* of IPv6, or of both */
-	bool timed;    /* takes launch times */
+	uint16_t port; /* local port, host byte order */
+	bool six;      /* AF_INET6, possibly dual-stack */
+	bool timed;    /* SO_TXTIME is set */
 };
 
 struct kerb_intercept {
 	struct kerb_intercept_options options;
-	char path[sizeof(((struct sockaddr_un *)0)->sun_path)], class_name[NAME];
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)], class_name[NAME_SIZE];
 
-	int conn; /* to the control plane, -1: none at the moment, or the kernel module's */
-	bool taken, restarted;
+	int conn; /* to the control plane; -1: not connected, or a class of the kernel module */
+	bool taken, restarted; /* another program took the class; the control plane has restarted */
 	uint64_t check_at, generation; /* check_at: when to check the connection again */
 	struct ring ring;
 	struct xsk xsk;
-	struct bells bells;
-	struct watch watch; /* over all of these */
+	struct wake_sockets wake_sockets;
+	struct watch watch; /* of all of these */
 	struct idle idle;
 	struct controls controls;
 	struct icpt_state *state;
-	struct sender senders[2]; /* of IPv4, of IPv6 */
-	struct sender given[2];	  /* likewise, the program's */
+	struct sender senders[2];     /* IPv4, IPv6 */
+	struct sender own_senders[2]; /* likewise, sockets of the program */
 	int launch_clock;
 	struct kerb_intercept_launches launches;
 
 	struct wait wait;
-	uint64_t seen; /* when we knew last that we were running */
-	struct look before; /* when the record before was looked for */
-	int schedstat;
+	uint64_t running_at;	    /* last time at which this thread was known to run */
+	struct sched_sample before; /* before the wait for the current packet */
+	int schedstat;		    /* /proc/thread-self/schedstat */
 	struct kerb_intercept_stats stats;
 };
 
-/* session_join connects to the module and opens the class; a receiver that has it already continues
- * with what is there now. */
+/* session_join connects to the module and opens the class, or opens it again and replaces the
+ * mapped rings. Returns 0 or a negative errno. */
 int session_join(struct kerb_intercept *k, bool takeover);
+/* session_map_state maps the struct icpt_state of the class. */
 int session_map_state(struct kerb_intercept *k, int fd, off_t at);
 void senders_close(struct sender *s, int n);
-/* launch_enable has a socket take launch times, and counts one. */
+/* launch_enable sets SO_TXTIME on a socket if it is not set, and counts a packet with a launch
+ * time. */
 int launch_enable(struct kerb_intercept *k, struct sender *s, uint64_t when);
-/* launch_collect counts what the kernel says of packets that it has not sent. */
+/* launch_collect counts the packets that etf reports as dropped. */
 void launch_collect(struct kerb_intercept *k, const struct sender *s);
-/* record_packets counts packets that the receiver is about to be given. */
+/* record_packets counts packets that kerb_intercept_receive is about to return. */
 void record_packets(struct kerb_intercept *k, const struct kerb_packet *packets, int n);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a class's page says of its packets: counts, delays, and the circumstances of late ones. */
+/* Statistics in the page of a class: counters, the histogram of delays, and the log of late
+ * packets. */
 #define _GNU_SOURCE
 #include <sched.h>
 
@@ -7,15 +8,14 @@
 
 #include "receiver.h"
 
-/* The log. */
-
-/* record_late records the state of the system, once per batch of packets: it takes microseconds. */
+/* record_late logs a late packet with the state of the system; queued: packets of its batch behind
+ * it. Once per batch, as it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
 {
 	const struct icpt_record *r =
 		xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;
 	struct icpt_late *l = &k->state->last[k->state->lates % ICPT_LATES];
-	struct look now = look_at_thread(k->schedstat);
+	struct sched_sample now = thread_sample(k->schedstat);
 	unsigned cpu = 0;
 
 	getcpu(&cpu, NULL);
@@ -31,7 +31,7 @@ static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, i
 	if (r) {
 		l->cpu1 = r->cpu;
 		l->pid1 = r->pid;
-		name_of_thread(r->pid, l->comm1, sizeof(l->comm1));
+		thread_name(r->pid, l->comm1, sizeof(l->comm1));
 	}
 	k->before = now;
 	__atomic_store_n(&k->state->lates, k->state->lates + 1, __ATOMIC_RELEASE);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers, through UDP sockets: bound to the port that packets come to, and with the address that
- * they come to as their source, which the kernel takes only if it is one of its own. */
+/* Answers through UDP sockets, which are bound to the destination port of the packets. The source
+ * address is the packets' destination address (IP_PKTINFO, IPV6_PKTINFO), which the kernel accepts
+ * only if it is local. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stddef.h>
@@ -15,7 +16,7 @@
 
 enum { UDP_HEADER = 8, IP6_HEADER = 40 };
 
-/* is_udp6 reports whether UDP is what the extension headers of an IPv6 packet, or none, lead to. */
+/* is_udp6 reports whether an IPv6 packet is UDP, after any extension headers. */
 static bool is_udp6(const struct kerb_packet *p)
 {
 	uint32_t at = p->l3 + IP6_HEADER;
@@ -24,7 +25,7 @@ static bool is_udp6(const struct kerb_packet *p)
 	while (at < p->l4) {
 		uint8_t kind = next;
 
-		next = p->frame[at]; /* the transport header lies behind: both bytes are here */
+		next = p->frame[at]; /* the transport header follows, so both bytes are captured */
 		at += kind == IPPROTO_FRAGMENT ? 8 : (p->frame[at + 1] + 1u) * 8;
 	}
 	return at == p->l4 && next == IPPROTO_UDP;
@@ -49,8 +50,9 @@ int kerb_intercept_peer(const struct kerb_packet *p, struct kerb_peer *peer)
 	return 0;
 }
 
-/* deafen has a socket that only sends take no packets, which would fill its buffer. */
-static int deafen(int fd)
+/* drop_received makes a socket that only sends drop received packets, which would fill its
+ * buffer. */
+static int drop_received(int fd)
 {
 	struct sock_filter none = { BPF_RET | BPF_K, 0, 0, 0 };
 	struct sock_fprog f = { 1, &none };
@@ -70,12 +72,12 @@ static int bind_port(int fd, bool v6, uint16_t port)
 	return bind(fd, (void *)&all, sizeof(all));
 }
 
-/* open_sender makes the socket of a port, in place of that of another one. */
+/* open_sender opens the socket of a port and closes that of the previous port. */
 static int open_sender(struct sender *s, bool v6, uint16_t port)
 {
 	int fd = socket(v6 ? AF_INET6 : AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0), code;
 
-	if (fd < 0 || deafen(fd) || bind_port(fd, v6, port)) {
+	if (fd < 0 || drop_received(fd) || bind_port(fd, v6, port)) {
 		code = errno;
 		if (fd >= 0)
 			close(fd);
@@ -97,7 +99,7 @@ void senders_close(struct sender *s, int n)
 
 int kerb_intercept_socket(struct kerb_intercept *k, int fd)
 {
-	struct sockaddr_in6 at = { 0 }; /* its port is where that of IPv4 is */
+	struct sockaddr_in6 at = { 0 }; /* the port of struct sockaddr_in has the same offset */
 	struct sender s = { .fd = fd };
 	socklen_t length = sizeof(at), size = sizeof(int);
 	int only6 = 0;
@@ -113,13 +115,14 @@ int kerb_intercept_socket(struct kerb_intercept *k, int fd)
 	for (int i = 0; i < 2; i++) { /* IPv4, IPv6 */
 		if (i ? !s.six : only6)
 			continue;
-		k->given[i] = s;
+		k->own_senders[i] = s;
 	}
 	return 0;
 }
 
-/* address6 is an address as a socket of IPv6 has it. */
-static struct in6_addr address6(const struct kerb_peer *peer, const uint8_t *address)
+/* in6_address returns an address for an AF_INET6 socket; IPv4 ones are mapped (RFC 4291,
+ * 2.5.5.2). */
+static struct in6_addr in6_address(const struct kerb_peer *peer, const uint8_t *address)
 {
 	struct in6_addr a = { .s6_addr = { [10] = 0xff, [11] = 0xff } };
 
@@ -127,7 +130,8 @@ static struct in6_addr address6(const struct kerb_peer *peer, const uint8_t *add
 	return a;
 }
 
-/* send_from is sendto with the source address that the peer knows, and a launch time, if any. */
+/* send_from is sendto with the source address peer->own_address, and a launch time unless when is
+ * NULL. */
 static ssize_t send_from(const struct sender *s, const struct kerb_peer *peer, const void *data,
 			 size_t size, const uint64_t *when)
 {
@@ -142,9 +146,9 @@ static ssize_t send_from(const struct sender *s, const struct kerb_peer *peer, c
 	struct cmsghdr *c = &control.align;
 
 	if (s->six) {
-		struct in6_pktinfo from = { address6(peer, peer->own_address), 0 };
+		struct in6_pktinfo from = { in6_address(peer, peer->own_address), 0 };
 
-		to6.sin6_addr = address6(peer, peer->address);
+		to6.sin6_addr = in6_address(peer, peer->address);
 		m.msg_name = &to6;
 		m.msg_namelen = sizeof(to6);
 		*c = (struct cmsghdr){ CMSG_LEN(sizeof(from)), IPPROTO_IPV6, IPV6_PKTINFO };
@@ -173,7 +177,7 @@ static int send_answer(struct kerb_intercept *k, const struct kerb_peer *peer, c
 		       size_t size, const uint64_t *when)
 {
 	bool v6 = peer->family == 6;
-	struct sender *s = &k->given[v6];
+	struct sender *s = &k->own_senders[v6];
 	int code = 0;
 
 	if (!peer->port || !peer->own_port)

@@ -11,17 +11,17 @@
 #include "connection.h"
 #include "record.h"
 
-/* ring_step is how far the next record is, by the first word of one. */
-static unsigned long ring_step(uint32_t head)
+/* record_length returns the distance to the next record; head: the first word of this one. */
+static unsigned long record_length(uint32_t head)
 {
 	uint32_t size = head & ~(BPF_RINGBUF_BUSY_BIT | BPF_RINGBUF_DISCARD_BIT);
 
 	return (BPF_RINGBUF_HDR_SZ + size + 7) & ~7UL;
 }
 
-/* ring_begin is the position of the first record. A program that had the ring before may have left
- * any, from which none would be found again: then it is behind those that wait. */
-static unsigned long ring_begin(const struct ring *r)
+/* ring_first_record returns the position of the first record. The previous consumer may have left a
+ * position that is not the start of a record: then it is the end of the pending records. */
+static unsigned long ring_first_record(const struct ring *r)
 {
 	unsigned long from = __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE),
 		      end = __atomic_load_n(r->producer, __ATOMIC_ACQUIRE), at = from;
@@ -30,9 +30,9 @@ static unsigned long ring_begin(const struct ring *r)
 		return end;
 	while (end - at - 1 < r->mask + 1) {
 		unsigned long step =
-			ring_step(*(const volatile uint32_t *)(r->data + (at & r->mask)));
+			record_length(*(const volatile uint32_t *)(r->data + (at & r->mask)));
 
-		if (step < 16) /* the least is what only wakes */
+		if (step < 16) /* the smallest record only wakes */
 			return end;
 		at += step;
 	}
@@ -60,7 +60,7 @@ int ring_map(struct ring *r, int fd, size_t size)
 		return fail(code, "map a ring of %zu bytes: %s", size, strerror(code));
 	}
 	r->data = (const uint8_t *)r->producer + page;
-	r->next = ring_begin(r);
+	r->next = ring_first_record(r);
 	ring_release(r);
 	return 0;
 }
@@ -90,7 +90,7 @@ static struct kerb_packet packet_of(struct ring *r, const struct icpt_record *e)
 
 	if (r->lost != UINT64_MAX && e->lost > r->lost)
 		p.lost = e->lost - r->lost;
-	/* records of several CPUs overtake each other */
+	/* records of several CPUs may be out of order */
 	if (r->lost == UINT64_MAX || e->lost > r->lost)
 		r->lost = e->lost;
 	return p;
@@ -110,7 +110,7 @@ int ring_fetch(struct ring *r, struct kerb_packet *packets, int max)
 			break;
 		if (!(head & BPF_RINGBUF_DISCARD_BIT) && size >= sizeof(struct icpt_record))
 			packets[n++] = packet_of(r, (const void *)(at + BPF_RINGBUF_HDR_SZ));
-		r->next += ring_step(head);
+		r->next += record_length(head);
 	}
 	return n;
 }

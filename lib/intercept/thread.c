@@ -15,8 +15,8 @@
 
 #include "connection.h"
 
-/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
-struct attributes {
+/* struct sched_attr (linux/sched/types.h), which glibc declares since 2.41. */
+struct sched_attributes {
 	uint32_t size, policy;
 	uint64_t flags;
 	int32_t nice;
@@ -24,10 +24,10 @@ struct attributes {
 	uint64_t runtime, deadline, period;
 };
 
-/* Where each session is a group of its own for the scheduler (autogroup), nice counts within it
- * only. The group of a session that is this process's goes before others then; one that is shared
- * stays as it is. */
-static void lead_session(void)
+/* raise_autogroup sets nice -20 for the session's scheduling group: with autogroup, nice values
+ * count within a session only (sched(7)). It leaves a session that other processes share
+ * unchanged. */
+static void raise_autogroup(void)
 {
 	int fd = getsid(0) == getpid() ? open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC) : -1;
 
@@ -37,28 +37,29 @@ static void lead_session(void)
 	close(fd);
 }
 
-/* hurry requests the shortest slices, 100 us: such a thread preempts others as soon as it wakes
- * (Linux 6.12). */
-static void hurry(void)
+/* request_short_slices requests nice -20 and time slices of 100 us, the shortest: such a thread
+ * preempts others as soon as it wakes (Linux 6.12). */
+static void request_short_slices(void)
 {
-	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
+	struct sched_attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
 
 	if (sched_getscheduler(0) != SCHED_OTHER)
 		return;
 	if (!syscall(SYS_sched_setattr, 0, &a, 0)) {
-		lead_session();
+		raise_autogroup();
 		return;
 	}
 	a.nice = getpriority(PRIO_PROCESS, 0);
 	syscall(SYS_sched_setattr, 0, &a, 0);
 }
 
-int prepare_thread(const struct kerb_intercept_options *o)
+int thread_prepare(const struct kerb_intercept_options *o)
 {
 	struct sched_param priority = { .sched_priority = o->fifo };
 	cpu_set_t cpus;
 
-	prctl(PR_SET_TIMERSLACK, 1); /* timers of ordinary threads are 50 us late else */
+	prctl(PR_SET_TIMERSLACK,
+	      1); /* the default, 50 us, delays timers of threads that are not real-time */
 	CPU_ZERO(&cpus);
 	if (o->pin)
 		CPU_SET((size_t)o->cpu, &cpus);
@@ -71,7 +72,7 @@ int prepare_thread(const struct kerb_intercept_options *o)
 		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d",
 			    o->fifo, strerror(errno), o->fifo);
 	if (!o->fifo && !o->keep)
-		hurry();
+		request_short_slices();
 	return 0;
 }
 
@@ -84,9 +85,9 @@ enum wait_standing thread_standing(void)
 	return getpriority(PRIO_PROCESS, 0) <= -10 ? WAIT_PREFERRED : WAIT_ORDINARY;
 }
 
-struct look look_at_thread(int schedstat)
+struct sched_sample thread_sample(int schedstat)
 {
-	struct look l = { 0 };
+	struct sched_sample l = { 0 };
 	struct rusage usage;
 	char line[96];
 	ssize_t n = schedstat < 0 ? 0 : pread(schedstat, line, sizeof(line) - 1, 0);
@@ -101,7 +102,7 @@ struct look look_at_thread(int schedstat)
 	return l;
 }
 
-void name_of_thread(uint32_t pid, char *name, size_t size)
+void thread_name(uint32_t pid, char *name, size_t size)
 {
 	char path[32];
 	ssize_t n;

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The thread that receives, and the scheduler. */
+/* The receiving thread and the scheduler. */
 #pragma once
 
 #include "kerb_intercept.h"
 #include "wait.h"
 
 /* What the scheduler has done to this thread so far. */
-struct look {
-	uint64_t waited; /* runnable and not running, ns */
-	long voluntary, involuntary;
+struct sched_sample {
+	uint64_t waited;	     /* ns that it was runnable and did not run */
+	long voluntary, involuntary; /* context switches */
 };
 
-/* prepare_thread makes the calling thread one for packets that must not wait. */
-int prepare_thread(const struct kerb_intercept_options *o);
+/* thread_prepare sets affinity, scheduling and timer slack of the calling thread by the options.
+ * Returns 0 or a negative errno. */
+int thread_prepare(const struct kerb_intercept_options *o);
 enum wait_standing thread_standing(void);
-struct look look_at_thread(int schedstat);
-/* name_of_thread: empty if this process may not see it. */
-void name_of_thread(uint32_t pid, char *name, size_t size);
+/* thread_sample reads the statistics of the calling thread. schedstat: its open
+ * /proc/thread-self/schedstat; negative: waited is 0. */
+struct sched_sample thread_sample(int schedstat);
+/* thread_name reads the name of a thread; empty if this process may not read it. */
+void thread_name(uint32_t pid, char *name, size_t size);

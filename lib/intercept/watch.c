@@ -37,9 +37,9 @@ void watch_end(struct watch *w)
 
 int watch_add(struct watch *w, int fd, enum watched what)
 {
-	/* A bell continues ringing until it is silenced, which is not every time; others are
-	 * notified of until they are dealt with. */
-	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0),
+	/* Edge-triggered for wake sockets, which stay readable until their frames are discarded,
+	 * which is not done each time; the others are level-triggered. */
+	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_WAKE_SOCKET ? EPOLLET : 0),
 				 .data.u32 = what };
 
 	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
@@ -58,7 +58,7 @@ int watch_clock(struct watch *w, uint64_t every)
 	return watch_add(w, w->clock, WATCH_CLOCK);
 }
 
-/* epoll_sleep does without epoll_pwait2 where that is unknown: epoll_wait itself counts in ms. */
+/* epoll_sleep is epoll_pwait2 (Linux 5.11), or the same by ppoll, as epoll_wait counts in ms. */
 static int epoll_sleep(int fd, struct epoll_event *events, const struct timespec *t)
 {
 	int n = (int)syscall(SYS_epoll_pwait2, fd, events, EVENTS, t, NULL, 0);
@@ -87,6 +87,6 @@ int watch_sleep(const struct watch *w, uint64_t now, uint64_t until)
 			what |= WATCH_BROKEN;
 	}
 	if (what & WATCH_CLOCK)
-		(void)!read(w->clock, &ticks, sizeof(ticks)); /* it continues when it is read */
+		(void)!read(w->clock, &ticks, sizeof(ticks)); /* a read rearms it */
 	return what;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sleeping until one of several descriptors has something: an epoll instance that stays, so that a
- * sleep is one system call whose cost does not grow with what is watched. */
+/* Sleeping until one of several descriptors is ready: an epoll instance that is kept, so that a
+ * sleep is one system call whose cost does not grow with the number of descriptors. */
 #pragma once
 
 #include <stdint.h>
@@ -8,26 +8,27 @@
 enum watched {
 	WATCH_RING = 1,
 	WATCH_CONNECTION = 2,
-	WATCH_SOCKET = 4, /* with packets */
-	WATCH_BELL = 8,
+	WATCH_SOCKET = 4, /* AF_XDP socket that receives packets */
+	WATCH_WAKE_SOCKET = 8,
 	WATCH_CLOCK = 16,
-	WATCH_BROKEN = 32, /* the ring will not have anything any more */
+	WATCH_BROKEN = 32, /* the ring has failed: it will not get any more records */
 };
 
 struct watch {
-	int fd;	   /* -1: begin again */
-	int clock; /* -1: none */
+	int fd;	   /* epoll; -1: to be created before the next sleep */
+	int clock; /* timerfd; -1: none */
 };
 
-/* watch_begin watches nothing. 0, or a negative errno. */
+/* watch_begin creates an empty epoll instance. Returns 0 or a negative errno. */
 int watch_begin(struct watch *w);
-/* watch_end: before the next sleep, watching begins again; for when a descriptor has become
- * another. */
+/* watch_end closes it, so that it is created again before the next sleep: for when a descriptor was
+ * replaced. */
 void watch_end(struct watch *w);
-/* watch_add watches a descriptor; -1 is none. */
+/* watch_add adds a descriptor; -1 is ignored. Returns 0 or a negative errno. */
 int watch_add(struct watch *w, int fd, enum watched what);
-/* watch_clock ends a sleep from time to time, which costs less than a limit for each; ns. */
+/* watch_clock adds a periodic timer, in ns, which costs less than a timeout for each sleep. */
 int watch_clock(struct watch *w, uint64_t every);
-/* watch_sleep returns what there is, 0 when it is time, or a negative errno, -EINTR also when the
- * process was stopped and continues. until: CLOCK_MONOTONIC, ns; UINT64_MAX: indefinitely. */
+/* watch_sleep sleeps. until: CLOCK_MONOTONIC, ns; UINT64_MAX: indefinitely. Returns the enum
+ * watched that are ready, 0 after the timeout, or a negative errno: -EINTR also when the process
+ * was stopped and continues. */
 int watch_sleep(const struct watch *w, uint64_t now, uint64_t until);

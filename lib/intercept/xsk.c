@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AF_XDP: the driver, or the kernel in its place, puts frames into memory of this process
+/* AF_XDP sockets: the driver, or the kernel in copy mode, writes frames into memory of this process
  * (Documentation/networking/af_xdp.rst). */
 #define _GNU_SOURCE
 #include "source.h"
@@ -23,8 +23,14 @@
 
 enum { FRAME = 4096, FRAMES = 4096, BUSY_US = 20, BUSY_BUDGET = 64 };
 
-static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static uint32_t load_acquire(const uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+static void store_release(uint32_t *p, uint32_t v)
+{
+	__atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 
 static int map_queue(const struct xsk *x, struct xsk_queue *q, const struct xdp_ring_offset *o,
 		     off_t at, size_t entry)
@@ -43,7 +49,7 @@ static int map_queue(const struct xsk *x, struct xsk_queue *q, const struct xdp_
 	return 0;
 }
 
-static int register_frames(struct xsk *x)
+static int umem_register(struct xsk *x)
 {
 	struct xdp_umem_reg reg = { .len = (uint64_t)x->n * FRAME, .chunk_size = FRAME };
 
@@ -60,7 +66,7 @@ static int register_frames(struct xsk *x)
 	return 0;
 }
 
-static int make_rings(struct xsk *x)
+static int rings_create(struct xsk *x)
 {
 	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING },
 	    size = (int)x->n, code;
@@ -77,12 +83,12 @@ static int make_rings(struct xsk *x)
 		    : map_queue(x, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
 }
 
-static void give(struct xsk *x, uint32_t at, uint64_t frame)
+static void fill_put(struct xsk *x, uint32_t at, uint64_t frame)
 {
 	((uint64_t *)x->fill.entries)[at & (x->n - 1)] = frame & ~(uint64_t)(FRAME - 1);
 }
 
-/* prefer_busy_poll lets the receiver run the driver, where it can (Linux 5.11). */
+/* prefer_busy_poll makes the receiver run the driver, where supported (Linux 5.11). */
 static void prefer_busy_poll(struct xsk *x)
 {
 	int on = 1, us = BUSY_US, budget = BUSY_BUDGET;
@@ -92,8 +98,8 @@ static void prefer_busy_poll(struct xsk *x)
 		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
 }
 
-/* bind_queue waits a moment for the queue, 1 ms for each try: the kernel takes its time to let go
- * of a socket before. */
+/* bind_queue binds the socket, with retries 1 ms apart while the queue is busy: the kernel releases
+ * a closed socket asynchronously. */
 static int bind_queue(struct xsk *x, bool copy, int *tries)
 {
 	struct sockaddr_xdp at = { .sxdp_family = AF_XDP,
@@ -115,7 +121,7 @@ static int bind_queue(struct xsk *x, bool copy, int *tries)
 	return 0;
 }
 
-static int make_socket(struct xsk *x, bool copy, int *tries)
+static int socket_create(struct xsk *x, bool copy, int *tries)
 {
 	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
 	int code;
@@ -123,15 +129,15 @@ static int make_socket(struct xsk *x, bool copy, int *tries)
 	x->fd = socket(AF_XDP, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (x->fd < 0)
 		return fail(errno, "AF_XDP: %s (it needs CAP_NET_RAW)", strerror(errno));
-	/* counts frames before Linux 5.11; if it may not, registering fails */
+	/* it limits UMEM before Linux 5.11; without the privilege, XDP_UMEM_REG fails */
 	setrlimit(RLIMIT_MEMLOCK, &all);
-	code = register_frames(x);
+	code = umem_register(x);
 	if (!code)
-		code = make_rings(x);
+		code = rings_create(x);
 	if (!code) {
 		for (uint32_t i = 0; i < x->n; i++)
-			give(x, i, (uint64_t)i * FRAME);
-		store(x->fill.producer, x->n);
+			fill_put(x, i, (uint64_t)i * FRAME);
+		store_release(x->fill.producer, x->n);
 		code = bind_queue(x, copy, tries);
 	}
 	if (code)
@@ -150,7 +156,7 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 			   .ifindex = if_nametoindex(device),
 			   .queue = queue,
 			   .lost = UINT64_MAX };
-	code = x->ifindex ? make_socket(x, copy, &tries)
+	code = x->ifindex ? socket_create(x, copy, &tries)
 			  : fail(ENODEV, "AF_XDP: there is no interface %s", device);
 	if (!code && !getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) &&
 	    zero.flags & XDP_OPTIONS_ZEROCOPY)
@@ -158,11 +164,11 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 	return code;
 }
 
-int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int *tries)
+int xsk_open_wake_socket(struct xsk *x, uint32_t ifindex, uint32_t queue, int *tries)
 {
-	*x = (struct xsk){ .fd = -1, .n = BELL_FRAMES, .ifindex = ifindex, .queue = queue };
-	/* a driver that does without copying would take its frames from this socket only */
-	return make_socket(x, true, tries);
+	*x = (struct xsk){ .fd = -1, .n = WAKE_FRAMES, .ifindex = ifindex, .queue = queue };
+	/* copy mode: in zero-copy mode the driver would use the few frames of this socket only */
+	return socket_create(x, true, tries);
 }
 
 void xsk_close(struct xsk *x)
@@ -179,7 +185,7 @@ void xsk_close(struct xsk *x)
 	x->fd = -1;
 }
 
-/* There is no room for flags before the frame: they are derived from it. */
+/* flags_of derives KERB_PACKET_* from the frame: struct icpt_meta has none. */
 static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_meta *m)
 {
 	uint32_t flags = KERB_PACKET_STOLEN | (m->payload > m->l4 ? KERB_PACKET_L4 : 0);
@@ -189,8 +195,8 @@ static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_m
 	return flags | (frame[m->l3] >> 4 == 6 ? KERB_PACKET_IP6 : KERB_PACKET_IP4);
 }
 
-/* dropped_since counts packets that the socket had no room for. The kernel part does not know of
- * these: they leave gaps in seq. */
+/* dropped_since returns how many packets the socket had no room for since the last call. The data
+ * plane does not count these as lost, but they leave gaps in seq. */
 static uint64_t dropped_since(struct xsk *x)
 {
 	struct xdp_statistics s = { 0 };
@@ -229,7 +235,7 @@ static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 
 int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
 {
-	uint32_t at = *x->rx.consumer + x->held, end = load(x->rx.producer);
+	uint32_t at = *x->rx.consumer + x->held, end = load_acquire(x->rx.producer);
 	int n = 0;
 
 	for (; at != end && n < max; at++)
@@ -246,16 +252,16 @@ void xsk_release(struct xsk *x)
 	if (!x->held)
 		return;
 	for (uint32_t i = 0; i < x->held; i++)
-		give(x, to + i,
-		     ((const struct xdp_desc *)x->rx.entries)[(at + i) & (x->n - 1)].addr);
-	store(x->fill.producer, to + x->held);
-	store(x->rx.consumer, at + x->held);
+		fill_put(x, to + i,
+			 ((const struct xdp_desc *)x->rx.entries)[(at + i) & (x->n - 1)].addr);
+	store_release(x->fill.producer, to + x->held);
+	store_release(x->rx.consumer, at + x->held);
 	x->held = 0;
 }
 
-void xsk_silence(struct xsk *x)
+void xsk_discard(struct xsk *x)
 {
-	x->held = load(x->rx.producer) - *x->rx.consumer;
+	x->held = load_acquire(x->rx.producer) - *x->rx.consumer;
 	xsk_release(x);
 }
 
@@ -266,9 +272,9 @@ bool xsk_owns(const struct xsk *x, const uint8_t *frame)
 
 bool xsk_pending(struct xsk *x)
 {
-	if (load(x->rx.producer) != *x->rx.consumer + x->held)
+	if (load_acquire(x->rx.producer) != *x->rx.consumer + x->held)
 		return true;
-	if (x->busy || load(x->fill.flags) & XDP_RING_NEED_WAKEUP)
+	if (x->busy || load_acquire(x->fill.flags) & XDP_RING_NEED_WAKEUP)
 		recvfrom(x->fd, NULL, 0, MSG_DONTWAIT, NULL, NULL);
-	return load(x->rx.producer) != *x->rx.consumer + x->held;
+	return load_acquire(x->rx.producer) != *x->rx.consumer + x->held;
 }
