@@ -151,7 +151,7 @@ func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error
 	time.Sleep(jobAlone)
 	alone := j.stop()
 	for _, t := range trials {
-		r.Progress("%s with a compute job next to it, %s", load, t.Config)
+		r.Progress("%s next to a compute job, %s", load, t.Config)
 		j, err := startJob()
 		if err != nil {
 			return err
@@ -162,7 +162,7 @@ func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error
 		r.report = own
 		speed := j.stop()
 		if err != nil && ctx.Err() == nil {
-			r.Note("%s, %s: not measured with a compute job next to it: %v", load, t.Config, err)
+			r.Note("%s, %s: not measured next to a compute job: %v", load, t.Config, err)
 			continue
 		}
 		if err != nil {
@@ -170,7 +170,7 @@ func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error
 		}
 		r.Record(t.Config, cmp.Or(t.Load, load), P50(bystanderMetric, "of alone", speed/alone))
 	}
-	r.Note("%s is how fast a fixed job (SHA-256 on all CPUs, default priority) is next to a round, as a share of its "+
-		"speed alone", bystanderMetric)
+	r.Note("%s is the speed of a fixed job (SHA-256 on all CPUs, default priority) during a round, as a fraction of its "+
+		"speed on an idle machine", bystanderMetric)
 	return nil
 }

@@ -37,7 +37,7 @@ func TestStealOfRounds(t *testing.T) {
 		return nil
 	}})
 	out, err := runCommand("toy")
-	if err != nil || !strings.Contains(out, "in 2 of 6 rounds the hypervisor gave over 1%") {
+	if err != nil || !strings.Contains(out, "in 2 of 6 rounds the hypervisor stole more than 1%") {
 		t.Errorf("%v\n%s", err, out)
 	}
 	r := testRun(Experiment{Name: "x"}, 5)

@@ -29,9 +29,9 @@ type flags struct {
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
-		Short: "Measure Kerb against its references on this machine",
-		Long: "Every experiment builds its own hosts in network namespaces, measures Kerb and its\n" +
-			"references in turn and prints a table. It needs root and a machine that is otherwise idle.",
+		Short: "Compare Kerb with other implementations on this machine",
+		Long: "Every experiment creates hosts in network namespaces, measures Kerb and the implementations it is\n" +
+			"compared with in alternating rounds, and prints tables. Needs root and an otherwise idle machine.",
 		Args: cobra.NoArgs, // a name that is misspelt
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -53,9 +53,9 @@ func RegisterCommand(c func() *cobra.Command) { commands = append(commands, c) }
 func sweepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "sweep",
-		Short: "Remove what killed benchmarks have left",
+		Short: "Clean up after killed benchmarks",
 		Long: "Removes the network namespaces, directories and pins of benchmarks that were killed. Every benchmark " +
-			"begins with it.",
+			"does this first.",
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error { return sweep() },
 	}
@@ -63,7 +63,7 @@ func sweepCommand() *cobra.Command {
 
 func sweep() error {
 	if err := errors.Join(tempdir.Sweep(), netlab.SweepDead()); err != nil {
-		return fmt.Errorf("remove what a killed bench has left: %w", err)
+		return fmt.Errorf("clean up after a killed benchmark: %w", err)
 	}
 	return nil
 }
@@ -79,17 +79,17 @@ func (e Experiment) command() *cobra.Command {
 			return e.execute(cmd, f)
 		},
 	}
-	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements, within 45 seconds")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all "+
-		"of that kind")
-	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
-	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "one more round of every measurement with a compute job "+
-		"next to it: how much the job loses")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements: at most 45 seconds")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "comma-separated loads to run; patterns such as veth/* match "+
+		"several")
+	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "rounds of each measurement")
+	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "after each measurement, run one more round next to a compute "+
+		"job and show how much it slows down")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (SVG) into this directory")
 	if len(e.Configs) > 0 {
-		cmd.Flags().StringSliceVar(&f.contenders, "contenders", nil, "only these, separated by commas; *-fifo stands for "+
-			"all of that kind: "+strings.Join(e.Configs, ", "))
+		cmd.Flags().StringSliceVar(&f.contenders, "contenders", nil, "comma-separated contenders to measure; patterns such "+
+			"as *-fifo match several: "+strings.Join(e.Configs, ", "))
 	}
 	if e.Flags != nil {
 		e.Flags(cmd)
@@ -100,7 +100,7 @@ func (e Experiment) command() *cobra.Command {
 
 func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if f.rounds < MinRounds {
-		return fmt.Errorf("--rounds %d: at least %d are needed to tell a figure from noise", f.rounds, MinRounds)
+		return fmt.Errorf("--rounds %d: at least %d are needed to distinguish results from noise", f.rounds, MinRounds)
 	}
 	loads, err := e.pick(f.quick, f.loads)
 	if err != nil {
@@ -136,11 +136,11 @@ func (e Experiment) Measure(ctx context.Context, run *Run) error {
 	err := e.Run(ctx, run)
 	machine.end(os.DirFS("/"))
 	if stolen, all := run.report.stolenRounds(); stolen > 0 {
-		run.Note("in %d of %d rounds the hypervisor gave over %d%% of the CPUs' time to others: the metric steal has each "+
-			"round's, in the order of the rounds of other figures", stolen, all, mostSteal)
+		run.Note("in %d of %d rounds the hypervisor stole more than %d%% of the CPU time: the metric steal lists it for "+
+			"each round, in the same order as the other metrics", stolen, all, mostSteal)
 	}
 	if ctx.Err() != nil {
-		err = errors.New("interrupted; the next run removes what may be left")
+		err = errors.New("interrupted; the next run cleans up what is left")
 	}
 	if err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)

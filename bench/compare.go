@@ -15,10 +15,10 @@ func compareCommand() *cobra.Command {
 	var f selection
 	cmd := &cobra.Command{
 		Use:   "compare A B",
-		Short: "Compare two reports: of two kernels, two machines, or two versions",
-		Long: "Prints the figures of two reports of the same experiment that --out has written, with their ratio (B to A). " +
-			"The reports\n" +
-			"were not measured in turn: what else ran on the machines is in the ratio, too.",
+		Short: "Compare two reports, for example of two kernels, machines or versions",
+		Long: "Prints the results of two reports of the same experiment, written with --out, and their ratio (B to A). The " +
+			"rounds of\n" +
+			"two reports do not alternate, so the ratio includes any difference in background load.",
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cmd.SilenceUsage = true
@@ -41,7 +41,7 @@ func compareCommand() *cobra.Command {
 // compare prints a table per metric and stat, of the cells that both reports have.
 func compare(w io.Writer, a, b *Report) error {
 	if a.Experiment != b.Experiment {
-		return fmt.Errorf("reports of different experiments, %s and %s, have no figures to compare", a.Experiment,
+		return fmt.Errorf("the reports are of different experiments, %s and %s", a.Experiment,
 			b.Experiment)
 	}
 	fmt.Fprintf(w, "A: %s\nB: %s\n", a.Where(), b.Where())
@@ -65,10 +65,10 @@ func compare(w io.Writer, a, b *Report) error {
 		common += rows
 	}
 	if common == 0 {
-		return errors.New("the reports have no figures of the same config and load")
+		return errors.New("the reports have no config and load in common")
 	}
 	if only := len(a.Cells) + len(b.Cells) - 2*common; only > 0 {
-		fmt.Fprintf(tw, "\n%d figures are in one of the reports only\n", only)
+		fmt.Fprintf(tw, "\n%d results are in only one of the reports\n", only)
 	}
 	return tw.Flush()
 }

@@ -31,7 +31,7 @@ func TestCompare(t *testing.T) {
 	}
 	words := strings.Join(strings.Fields(out), " ")
 	for _, want := range []string{"A: x on Linux 6.1", "B: x on Linux 6.12", "Example 7",
-		"latency (us), p50 A B B/A l/1 kerb 4 2 0.50", "2 figures are in one of the reports only"} {
+		"latency (us), p50 A B B/A l/1 kerb 4 2 0.50", "2 results are in only one of the reports"} {
 		if !strings.Contains(words, want) {
 			t.Errorf("%s\nlacks %q", out, want)
 		}

@@ -41,7 +41,7 @@ var experiments = map[string]Experiment{}
 // is a bug in the build.
 func Register(e Experiment) {
 	if _, taken := experiments[e.Name]; taken {
-		panic("bench: two experiments are called " + e.Name)
+		panic("bench: two experiments have the name " + e.Name)
 	}
 	experiments[e.Name] = e
 }

@@ -82,7 +82,7 @@ func (r *Report) writeTails(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	for i, h := range r.Histograms {
 		if i == 0 || h.Load != r.Histograms[i-1].Load || h.Metric != r.Histograms[i-1].Metric {
-			fmt.Fprintf(tw, "\n%s, %% of all rounds' above", heading(h.Metric, h.Unit))
+			fmt.Fprintf(tw, "\n%s, %% of all rounds above", heading(h.Metric, h.Unit))
 			for _, limit := range tails {
 				fmt.Fprintf(tw, "\t%g", limit)
 			}

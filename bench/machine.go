@@ -121,7 +121,7 @@ func readCPUTimes(root fs.FS) (t cpuTimes) {
 func (m *Machine) String() string {
 	parts := []string{m.CPU}
 	if m.CPU == "" {
-		parts[0] = "CPU without a name"
+		parts[0] = "unknown CPU model"
 	}
 	if m.Virtual {
 		parts = append(parts, "virtual")
@@ -132,7 +132,7 @@ func (m *Machine) String() string {
 		parts = append(parts, "governor "+m.Governor)
 	}
 	if len(m.Siblings) > 0 {
-		parts = append(parts, "threads of one core: CPUs "+strings.Join(m.Siblings, ", CPUs "))
+		parts = append(parts, "SMT siblings: CPUs "+strings.Join(m.Siblings, ", CPUs "))
 	}
 	text := fmt.Sprintf("%s; interrupts on CPUs %s (mask), load %.2f", strings.Join(parts, ", "), m.Interrupts, m.Load)
 	if m.Busy != nil {
@@ -144,17 +144,17 @@ func (m *Machine) String() string {
 // warnings are the reasons to distrust figures of this machine, with what can be done.
 func (m *Machine) warnings(cpus int) (all []string) {
 	if m.Governor != "" && m.Governor != "performance" {
-		all = append(all, fmt.Sprintf("governor %s: figures depend on what ran before; cpupower frequency-set -g performance",
-			m.Governor))
+		all = append(all, fmt.Sprintf("governor %s: results depend on the load before the run; cpupower frequency-set -g "+
+			"performance", m.Governor))
 	}
 	switch {
 	case m.Busy == nil && m.Load > 0.3*float64(cpus):
-		all = append(all, fmt.Sprintf("load %.2f before the run: other programs use the CPUs", m.Load))
+		all = append(all, fmt.Sprintf("load average %.2f before the run: other programs use the CPUs", m.Load))
 	case m.Busy != nil && *m.Busy > mostBusy:
 		all = append(all, fmt.Sprintf("the CPUs were %.0f%% busy before the run: other programs use them", *m.Busy))
 	}
 	if m.Steal > mostSteal {
-		all = append(all, fmt.Sprintf("the hypervisor gave %.1f%% of the CPUs' time to others during the run", m.Steal))
+		all = append(all, fmt.Sprintf("the hypervisor stole %.1f%% of the CPU time during the run", m.Steal))
 	}
 	return all
 }

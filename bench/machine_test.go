@@ -24,7 +24,7 @@ func TestMachine(t *testing.T) {
 	m := readMachine(root)
 	set("proc/stat", "cpu  150 0 100 730 0 0 0 120 80 0\n")
 	m.end(root)
-	const want = "Example 7, virtual, governor powersave, threads of one core: CPUs 0-1; " +
+	const want = "Example 7, virtual, governor powersave, SMT siblings: CPUs 0-1; " +
 		"interrupts on CPUs f (mask), load 1.50"
 	if got := m.String(); got != want {
 		t.Errorf("%s\nwant %s", got, want)

@@ -23,9 +23,9 @@ func plotCommand() *cobra.Command {
 	var f plotFlags
 	cmd := &cobra.Command{
 		Use:   "plot REPORT",
-		Short: "Draw the figures of a report",
-		Long: "Draws a report that a benchmark has written with --out, each plot for a light and for a dark background " +
-			"(SVG). Plots are\n" +
+		Short: "Plot a report",
+		Long: "Plots a report that a benchmark wrote with --out, as SVG, once for light and once for dark backgrounds. " +
+			"Plots are\n" +
 			"named EXPERIMENT-METRIC-STAT-LOADS, histograms EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -34,11 +34,11 @@ func plotCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&f.dir, "plots", ".", "write the plots into this directory")
-	cmd.Flags().StringSliceVar(&f.only, "only", nil, "only plots of these names, separated by commas; * stands "+
-		"for any text")
+	cmd.Flags().StringSliceVar(&f.only, "only", nil, "comma-separated names of the plots to draw; * matches "+
+		"any text")
 	f.selection.flags(cmd)
 	cmd.Flags().StringVar(&f.title, "title", "", "title of the plots, instead of their names")
-	cmd.Flags().StringVar(&f.x, "x", "", "what the loads are, for the horizontal axis")
+	cmd.Flags().StringVar(&f.x, "x", "", "label of the horizontal axis")
 	cmd.Flags().BoolVar(&f.ratio, "ratio", false, "draw ratios to the baseline")
 	return cmd
 }
@@ -53,7 +53,7 @@ func (f plotFlags) draw(file string) error {
 		report.Cells = report.ratios()
 	}
 	if report.Cells = f.pick(report.Cells); len(report.Cells) == 0 {
-		return fmt.Errorf("%s has no figures of these configs and loads", file)
+		return fmt.Errorf("%s has no results for these configs and loads", file)
 	}
 	report.title, report.x = f.title, f.x
 	drawn := 0
@@ -68,7 +68,7 @@ func (f plotFlags) draw(file string) error {
 		return err
 	}
 	if drawn == 0 {
-		return fmt.Errorf("%s has no plot of these names", file)
+		return fmt.Errorf("%s has no plot with this name", file)
 	}
 	return nil
 }
@@ -77,8 +77,9 @@ func (f plotFlags) draw(file string) error {
 type selection struct{ configs, loads []string }
 
 func (f *selection) flags(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs, in this order")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "comma-separated configs to show, in this order")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "comma-separated loads to show; patterns such as veth/* match "+
+		"several")
 }
 
 // pick returns the cells that are to be shown, in the order of the configs.

@@ -63,8 +63,8 @@ func tableCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "table REPORT",
 		Short: "Print the tables of a report",
-		Long: "Prints a report that a benchmark has written with --out. A ratio is the median of the ratios of the\n" +
-			"rounds, which were measured in turn, with their lower and upper quartile.",
+		Long: "Prints a report that a benchmark wrote with --out. Each ratio is the median over rounds, whose " +
+			"measurements\nalternate between configs, followed by the lower and upper quartile.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cmd.SilenceUsage = true
@@ -74,7 +74,7 @@ func tableCommand() *cobra.Command {
 			}
 			r.setRatios()
 			if r.Cells = f.pick(r.Cells); len(r.Cells) == 0 {
-				return fmt.Errorf("%s has no figures of these configs and loads", args[0])
+				return fmt.Errorf("%s has no results for these configs and loads", args[0])
 			}
 			return r.WriteTable(cmd.OutOrStdout())
 		},

@@ -130,7 +130,7 @@ func (r *Report) find(wanted func(Cell) bool) (Cell, bool) {
 }
 
 // ErrInvalid is wrapped by the error of a run that completed but is invalid.
-var ErrInvalid = errors.New("the run was not sound")
+var ErrInvalid = errors.New("the run is invalid")
 
 // Err is nil of a run that is valid.
 func (r *Report) Err() error {
@@ -182,7 +182,7 @@ func ReadJSON(path string, value any) error {
 		}
 	}
 	if err := json.NewDecoder(r).Decode(value); err != nil {
-		return fmt.Errorf("%s is no report of a benchmark: %w", path, err)
+		return fmt.Errorf("%s is not a benchmark report: %w", path, err)
 	}
 	return nil
 }

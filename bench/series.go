@@ -79,7 +79,7 @@ func (r *Report) Draw(f Figure, path string) error {
 		"regression": r.addRegression, "rates": r.addRates, "histogram": r.addFixedBins,
 		"bars": r.addGroups}[f.Kind]
 	if add == nil {
-		return fmt.Errorf("no figures are of the kind %q", f.Kind)
+		return fmt.Errorf("unknown kind of plot %q", f.Kind)
 	}
 	return saveSVG(path, func(p *plot.Plot) error {
 		p.Title.Text, p.X.Label.Text = f.Title, f.X

@@ -68,7 +68,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 		fmt.Fprintf(w, "\nnote: %s", note)
 	}
 	for _, why := range r.Unsound {
-		fmt.Fprintf(w, "\nNOT SOUND: %s", why)
+		fmt.Fprintf(w, "\nINVALID: %s", why)
 	}
 	_, err := fmt.Fprintln(w)
 	return err

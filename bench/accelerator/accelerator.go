@@ -23,7 +23,7 @@ func init() {
 	e := newRun()
 	bench.Register(bench.Experiment{
 		Name:       "accelerator",
-		Short:      "connections within a node, against plain TCP, redirection of everything and AF_UNIX",
+		Short:      "connections within a node, compared with plain TCP, redirection of all messages, and AF_UNIX",
 		Baseline:   "plain",
 		Loads:      loads(),
 		QuickLoads: []string{"loopback/echo-24", "loopback/stream-64", "veth/echo-24", "sidecar/redis-1"},
@@ -72,26 +72,26 @@ var configs = []string{"plain", "plain-again", "kerb", "kerb-allow", "redirect-a
 
 func (e *experiment) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
-	f.StringVar(&e.family, "ip", "4", "addresses: 4 or 6")
+	f.StringVar(&e.proxy, "proxy", "haproxy", "program used for proxies and sidecars: "+strings.Join(proxyNames(), ", "))
+	f.StringVar(&e.family, "ip", "4", "IP version: 4 or 6")
 	e.cpusFlag(cmd)
 }
 
 func (e *experiment) cpusFlag(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a "+
-		"CPU wakes another; two: each side has its own")
+	cmd.Flags().StringVar(&e.cpus, "cpus", "one", "one: all processes share a CPU, so that results show the path and "+
+		"not wakeups between CPUs; two: one CPU for each side")
 }
 
 // check refuses what the flags do not know.
 func (e *experiment) check() error {
 	if _, known := proxies[e.proxy]; !known {
-		return fmt.Errorf("--proxy %s: there are %s", e.proxy, strings.Join(proxyNames(), ", "))
+		return fmt.Errorf("--proxy %s: must be one of %s", e.proxy, strings.Join(proxyNames(), ", "))
 	}
 	if _, known := families[e.family]; !known {
-		return fmt.Errorf("--ip %s: 4 or 6", e.family)
+		return fmt.Errorf("--ip %s: must be 4 or 6", e.family)
 	}
 	if e.cpus != "one" && e.cpus != "two" {
-		return fmt.Errorf("--cpus %s: one or two", e.cpus)
+		return fmt.Errorf("--cpus %s: must be one or two", e.cpus)
 	}
 	return nil
 }

@@ -33,7 +33,7 @@ func (c *contender) startZtunnel(ctx context.Context) error {
 	program, err := c.start(ctx, p.lab.Node(), serverSide, ready, agent.Command(ambient.Program, tunnelIdle)...)
 	if err != nil {
 		if ambient.Untestable(err.Error()) {
-			err = fmt.Errorf("%w: ztunnel is built without its feature testing, by which it makes certificates: %w",
+			err = fmt.Errorf("%w: this ztunnel lacks the build feature testing, with which it issues its own certificates: %w",
 				bench.ErrLeftOut, err)
 		}
 		return err

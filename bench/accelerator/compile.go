@@ -53,7 +53,7 @@ func (t *tools) divide(cpus string) error {
 		return nil
 	}
 	if len(all) == 1 {
-		return errors.New("--cpus two: there is one")
+		return errors.New("--cpus two: this machine has one CPU")
 	}
 	t.cpus[clientSide] = strconv.Itoa(all[0])
 	return nil

@@ -148,7 +148,7 @@ func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
 			return nil
 		}
 	}
-	return fmt.Errorf("it does not serve: %w", err)
+	return fmt.Errorf("not accepting connections: %w", err)
 }
 
 // failure is why the program has ended, if it has.
@@ -156,7 +156,7 @@ func (p *process) failure() error {
 	select {
 	case err := <-p.exit:
 		p.exit <- err
-		return fmt.Errorf("it ended: %w: %s", err, &p.said)
+		return fmt.Errorf("exited: %w: %s", err, &p.said)
 	default:
 		return nil
 	}

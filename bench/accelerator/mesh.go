@@ -18,7 +18,7 @@ func init() {
 	e := newVariant(mesh)
 	bench.Register(bench.Experiment{
 		Name: "mesh",
-		Short: "connections by a service's address, without a mesh, past the node's stack, through ztunnel and through " +
+		Short: "connections to a service's address: without a mesh, around the node's stack, through ztunnel and through " +
 			"sidecars, plain and accelerated",
 		Baseline:   "plain",
 		Loads:      meshLoads(),
@@ -78,14 +78,14 @@ func (a amounts) share(scale float64) amounts {
 
 // noteMesh says what the figures are of.
 func (e *experiment) noteMesh() {
-	e.run.Note("not a cluster: two namespaces and one that routes between them, which translates the service's "+
-		"address (nftables as kube-proxy writes it; cilium-like: BPF; ambient: ztunnel itself); %s; cilium-like is "+
-		"bpf_redirect_peer without Cilium's connection tracking and policy; ambient is ztunnel with one thread and a file "+
-		"in place of Istio's control plane, which closes connections between the pods after %v without use, so that each "+
-		"round has its own; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient(), tunnelIdle)
-	e.run.Note("kerb allows %v, which the module does not include by itself", e.allow())
-	e.run.Note("cpu and memory (PSS, its maximum of samples every %v) are of all programs: client, server, proxies, and "+
-		"with kerb the agent and its maps; the kernel's memory for sockets is left out", memoryPeriod)
+	e.run.Note("not a cluster: two namespaces and a third that routes between them and translates the service's "+
+		"address (with nftables rules as kube-proxy writes them; cilium-like: BPF; ambient: ztunnel itself); %s; "+
+		"cilium-like is bpf_redirect_peer without Cilium's connection tracking and policy; ambient is ztunnel with one "+
+		"thread and a file instead of Istio's control plane, and closes idle connections between pods after %v, so that "+
+		"each round opens new ones; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient(), tunnelIdle)
+	e.run.Note("kerb is configured to include %v, which the module excludes by default", e.allow())
+	e.run.Note("cpu and memory (PSS, the maximum of samples taken every %v) are totals of all programs: client, server, "+
+		"proxies, and with kerb the agent and its maps; the kernel's socket memory is not included", memoryPeriod)
 }
 
 // memoryPeriod is between two readings of the memory of all programs, which stops each for some microseconds.
@@ -93,7 +93,7 @@ const memoryPeriod = 200 * time.Millisecond
 
 func redisClient() string {
 	if _, err := exec.LookPath(memtier); err != nil {
-		return "redis is asked by a program with memtier_benchmark's mix, as that is not installed"
+		return "the redis client is a substitute with memtier_benchmark's mix, as memtier_benchmark is not installed"
 	}
-	return "redis is asked by memtier_benchmark"
+	return "the redis client is memtier_benchmark"
 }

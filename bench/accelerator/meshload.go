@@ -231,7 +231,7 @@ func parseMemtier(text []byte) (r result, err error) {
 	}
 	r.Times = bench.Times{P25: us("p25.00"), P50: us("p50.00"), Mean: t.Mean * 1e3, P75: us("p75.00"), P99: us("p99.00")}
 	if t.Count == 0 || t.Rate <= 0 || r.P25 == 0 || r.P99 == 0 {
-		return r, fmt.Errorf("memtier_benchmark reports %.100q, without a count, a rate or percentiles", text)
+		return r, fmt.Errorf("memtier_benchmark reports %.100q: the count, the rate or the percentiles are missing", text)
 	}
 	r.N, r.Seconds = t.Count, float64(t.Count)/t.Rate
 	return r, nil

@@ -84,7 +84,7 @@ func (e *experiment) tolerate(load string, t bench.Trial) bench.Trial {
 		if failed = err != nil && ctx.Err() == nil; !failed {
 			return samples, err
 		}
-		e.run.Note("%s, %s: a round failed, later ones are left out: %v", t.Config, load, err)
+		e.run.Note("%s, %s: a round failed, the remaining rounds were skipped: %v", t.Config, load, err)
 		return nil, nil
 	}
 	return t

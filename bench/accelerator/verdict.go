@@ -81,12 +81,12 @@ func (e *experiment) notes() {
 				certain++
 			}
 		}
-		e.run.Note("%s: %d of %d figures are worse than plain TCP by more than %.0f%%, %d of them beyond twice their noise",
-			config, worse, len(all), tolerated*100, certain)
+		e.run.Note("%s: %d of %d results are worse than plain TCP by more than %.0f%%, %d of them by more than twice their "+
+			"noise", config, worse, len(all), tolerated*100, certain)
 	}
 	e.conclude(e)
 }
 
 func (e *experiment) noteCosts() {
-	e.run.Note("cpu is the time of client, server and what is between them, by their cgroup; proxies are %s", e.proxy)
+	e.run.Note("cpu is the CPU time of the cgroup with client, server and proxies; the proxies are %s", e.proxy)
 }

@@ -40,7 +40,7 @@ const labPrefix = "kbchain"
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "chain",
-		Short:      "ns per packet of a chain of modules against TCX, tail calls and clsact",
+		Short:      "ns per packet in a chain of modules, compared with TCX, tail calls and clsact",
 		Baseline:   "bare",
 		Loads:      loads("xdp", "tc", "tc-run", "xdp-ipv6", "tc-ipv6", "tc-run-ipv6"),
 		QuickLoads: []string{"xdp/1", "xdp/8", "tc/1", "tc/8"},
@@ -76,7 +76,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		}
 		stage.frame = frame(of)
 		if err := bench.HaveTCX(); err != nil && kind != "xdp" {
-			r.Note("TC loads are left out, they need TCX and live test runs: %v", err)
+			r.Note("TC loads are left out, as they need TCX and live test runs: %v", err)
 			continue
 		}
 		n, err := strconv.Atoi(number)
@@ -174,7 +174,7 @@ func check(ch Chain, n int, sent uint64) error {
 		return err
 	}
 	if len(counts) != n {
-		return fmt.Errorf("%d modules count, not %d", len(counts), n)
+		return fmt.Errorf("%d modules counted packets, expected %d", len(counts), n)
 	}
 	for i, got := range counts {
 		if got < sent {

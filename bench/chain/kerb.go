@@ -46,7 +46,7 @@ var flowsModule = sync.OnceValues(func() (m dataplane.Module, err error) {
 	all := pkgs.NewCatalog(builtin.Packages(), builtin.Controls()).Builtin()
 	i := slices.IndexFunc(all, func(p *pkgs.Package) bool { return p.Name == "flows" })
 	if i < 0 {
-		return m, errors.New("this build has no package flows: make bpf")
+		return m, errors.New("this build lacks the package flows: run make bpf, then build again")
 	}
 	compiled, err := all[i].ControlPlane.Compile(json.RawMessage(`{}`))
 	if err != nil {

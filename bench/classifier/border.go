@@ -170,7 +170,7 @@ func (b *border) awaitModel() error {
 		}
 		time.Sleep(200 * time.Microsecond)
 	}
-	return fmt.Errorf("the classifier does not begin to use version %d of its model", b.version)
+	return fmt.Errorf("the classifier did not switch to version %d of its model", b.version)
 }
 
 // reload takes the classifier out of the chain first.

@@ -32,7 +32,7 @@ var files embed.FS
 func init() {
 	bench.Register(bench.Experiment{
 		Name:     "classifier",
-		Short:    "models in the kernel against the same in user space, and what they cost a chain",
+		Short:    "models evaluated in the kernel, compared with user space, and their cost in a chain",
 		Baseline: "user",
 		Loads: []string{
 			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15",
@@ -69,18 +69,15 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 			return fmt.Errorf("%s: %w", load, err)
 		}
 	}
-	r.Note("user is scalar C that does the same work, user-best the same in vectors, both by clang -O3 -march=native; " +
-		"the quickest of several runs counts, " +
-		"in the kernel too, less the call of an empty program; of a window judged by packets, less their counting")
+	r.Note("user is scalar C that does the same work, user-best the same with vector instructions, both compiled with " +
+		"clang -O3 -march=native; the fastest of several runs counts, also in the kernel, less the call of an empty " +
+		"program; for a window that packets trigger, less the time that counting them takes")
 	if e.wasLive {
-		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control "+
-			"plane, none has the classifier "+
-			"without a model, bare is without it, plain is an interface without a program. "+
-			"Sender, chain and receiver share a CPU, and a batch of %d waits for the one "+
-			"before. lossfree_rate is "+
-			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all "+
-			"turns, and control_cpu what the agent and "+
-			"the control planes took alongside", batchLen)
+		r.Note("frames: kernel and user are chains with the classifier, whose model runs in the data plane or in the "+
+			"control plane; none has the classifier without a model, bare has no classifier, plain is an interface without a "+
+			"program. Sender, chain and receiver share a CPU, and each batch of %d waits for the previous one. lossfree_rate "+
+			"is the upper quartile of the turns of a round; a window ends in few turns, whereas cpu is the mean of all turns, "+
+			"and control_cpu is the CPU time of the agent and the control planes", batchLen)
 	}
 	return nil
 }

@@ -132,7 +132,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 		return openBorder(config, window, when, d)
 	}, func(borders []*border) error {
 		for round := range e.run.Rounds {
-			e.run.Progress("%s round %d/%d %s in turn", load, round+1, e.run.Rounds, strings.Join(configs, ", "))
+			e.run.Progress("%s round %d/%d %s alternating", load, round+1, e.run.Rounds, strings.Join(configs, ", "))
 			if err := e.round(ctx, load, borders, e.lengths(length)); err != nil {
 				return err
 			}
@@ -245,7 +245,7 @@ func (f *flow) samples(control float64) []bench.Sample {
 // account voids the run if a frame was lost, or the classifier did not do what the config says.
 func (e *experiment) account(b *border, f *flow, load string) error {
 	if f.lost > 0 {
-		e.run.Invalidate("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
+		e.run.Invalidate("%s, %s: %d of %d frames were lost", load, b.config, f.lost, f.sent)
 	}
 	if b.kind() == "bare" {
 		return nil
@@ -260,10 +260,10 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return err
 	}
 	if n["messages"] != b.sent {
-		e.run.Invalidate("%s, %s: the classifier counted %d messages, %d were sent", load, b.config, n["messages"], b.sent)
+		e.run.Invalidate("%s, %s: the classifier counted %d of %d messages", load, b.config, n["messages"], b.sent)
 	}
 	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.tooShort(load) {
-		e.run.Invalidate("%s, %s: the model was asked %d times", load, b.config, n["evaluated"])
+		e.run.Invalidate("%s, %s: the model was evaluated %d times", load, b.config, n["evaluated"])
 	}
 	return nil
 }

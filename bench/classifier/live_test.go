@@ -84,7 +84,7 @@ func TestAccount(t *testing.T) {
 		{func() {}, ""},
 		{func() { b.sent++ }, "the classifier counted"},
 		{func() { b.sent-- }, ""},
-		{func() { b.config = "none" }, "the model was asked"},
+		{func() { b.config = "none" }, "the model was evaluated"},
 		{func() { b.config = "kernel"; f.lost = 3 }, "3 of"},
 	} {
 		step.change()

@@ -36,7 +36,7 @@ func (e *experiment) sizes(ctx context.Context, load, bytes string) error {
 		return openSized(config, frame-headers)
 	}, func(borders []*border) error {
 		for round := range e.run.Rounds {
-			e.run.Progress("%s round %d/%d %s in turn", load, round+1, e.run.Rounds, strings.Join(wanted, ", "))
+			e.run.Progress("%s round %d/%d %s alternating", load, round+1, e.run.Rounds, strings.Join(wanted, ", "))
 			flows := make([]flow, len(borders))
 			err := traffic.RunOnCPU(0, func() error { return takeTurns(ctx, borders, flows, e.sizeLengths()) })
 			if err != nil {
@@ -48,7 +48,7 @@ func (e *experiment) sizes(ctx context.Context, load, bytes string) error {
 					bench.P50("data_rate", "Mbit/s", f.rate()*float64(frame)*8/1e6),
 					bench.P50("cpu", "us per frame", f.cpu.Seconds()*1e6/float64(f.sent)), bench.Count("lost", f.lost))
 				if f.lost > 0 {
-					e.run.Invalidate("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
+					e.run.Invalidate("%s, %s: %d of %d frames were lost", load, b.config, f.lost, f.sent)
 				}
 			}
 		}

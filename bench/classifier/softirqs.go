@@ -61,7 +61,7 @@ func (e *experiment) softirqRound(ctx context.Context, load string, borders []*b
 		rate = min(rate, flows[i].rate())
 	}
 	if rate *= steady; rate == 0 {
-		return errors.New("no rate was without loss")
+		return errors.New("there was loss at every rate")
 	}
 	for i := range borders {
 		b := borders[(i+round)%len(borders)] // each is the first one now and then
@@ -75,7 +75,7 @@ func (e *experiment) softirqRound(ctx context.Context, load string, borders []*b
 			return fmt.Errorf("%s: %w", b.config, err)
 		}
 		if f.lost > 0 {
-			e.run.Invalidate("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
+			e.run.Invalidate("%s, %s: %d of %d frames were lost", load, b.config, f.lost, f.sent)
 		}
 		e.run.Keep(b.config, load, "softirq_share", "% of the CPU", shares)
 		e.run.Record(b.config, load, bench.P50("softirq_share", "% of the CPU", bench.Mean(shares)),

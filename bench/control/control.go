@@ -26,7 +26,7 @@ const Target = 60e6 / (1 << 20)
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "control",
-		Short:      "memory, start, changes of config and events of control planes",
+		Short:      "control planes: memory, start, config changes and events",
 		Loads:      []string{"counter", "firewall", "all-builtin", "python"},
 		QuickLoads: []string{"all-builtin", "python"},
 		Run:        run,
@@ -59,9 +59,9 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 			r.Record("target", load, bench.P50(totalMemory, "MiB", Target))
 		}
 	}
-	r.Note("constants is the package stamp of the benchmarks: no control plane, and a small data plane")
-	r.Note("counter has nothing to configure, and of these modules only python sends events")
-	r.Note("start and configure hold the verification of the data plane, which differs between packages")
+	r.Note("constants is the benchmarks' package stamp: no control plane, and a small data plane")
+	r.Note("counter has no config; of these modules, only python sends events")
+	r.Note("start and configure include the verification of the data plane, whose time depends on the package")
 	return nil
 }
 

@@ -50,7 +50,7 @@ func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 		return o.twice(ctx, rate)
 	})
 	if o.unaccounted > 0 {
-		r.Invalidate("%s: the control plane did not read %d events that were sent", module, o.unaccounted)
+		r.Invalidate("%s: the control plane did not read %d of the events that were sent", module, o.unaccounted)
 	}
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func sweep(bisections int, try func(rate float64) (read float64, lost bool, err 
 		}
 	}
 	if good == 0 {
-		return 0, fmt.Errorf("events are lost at %d a second already", lowestRate)
+		return 0, fmt.Errorf("events are lost even at %d per second", lowestRate)
 	}
 	for range bisections {
 		if bad == 0 {
@@ -156,7 +156,7 @@ func (o *offer) count() (c counts, err error) {
 		return c, err
 	}
 	if m.Status.Events == nil {
-		return c, fmt.Errorf("module %s has no count of events", o.module)
+		return c, fmt.Errorf("module %s has no event counter", o.module)
 	}
 	c.sent, c.lost = m.Status.Events.Sent, m.Status.Events.Lost
 	c.read, err = o.readCount()

@@ -110,5 +110,5 @@ func havePython(dirs ...string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("there is no python3 in %s", strings.Join(dirs, ", "))
+	return fmt.Errorf("no python3 in %s", strings.Join(dirs, ", "))
 }

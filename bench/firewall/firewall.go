@@ -49,7 +49,7 @@ type config struct {
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "firewall",
-		Short:      "cost of 1 to 10,000 rules against nftables with the same rules",
+		Short:      "cost of 1 to 10,000 rules, compared with nftables",
 		Baseline:   "nftables",
 		Loads:      loads(),
 		QuickLoads: []string{"exact/100", "range/10000"},
@@ -183,7 +183,7 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 		samples = append(samples, tcp...)
 	}
 	if g.noLive != nil {
-		r.Note("forward is left out, it needs live test runs: %v", g.noLive)
+		r.Note("forward is left out, as it needs live test runs: %v", g.noLive)
 	} else {
 		forward, err := g.forward(t.forwardRuns)
 		if err != nil {

@@ -93,7 +93,7 @@ func packetsOf(kind string, rules []Rule) (*packets, error) {
 		}
 	}
 	if len(out.headers) == 0 || len(out.headers) > inject.MaxPackets {
-		return nil, fmt.Errorf("%d rules have %d %s packets, not 1 to %d", len(rules), len(out.headers), kind,
+		return nil, fmt.Errorf("%d rules yield %d %s packets, not 1 to %d", len(rules), len(out.headers), kind,
 			inject.MaxPackets)
 	}
 	return out, nil

@@ -42,10 +42,10 @@ func Rules(kind string, n int, client netip.Addr) ([]Rule, error) {
 		return setRules(n, client), nil
 	}
 	if !slices.Contains([]string{"exact", "prefix", "range", "mixed"}, kind) {
-		return nil, fmt.Errorf("no kind of rules is called %q", kind)
+		return nil, fmt.Errorf("unknown kind of rules %q", kind)
 	}
 	if n < 1 || n > blocks {
-		return nil, fmt.Errorf("%d rules: 1 to %d can be made", n, blocks)
+		return nil, fmt.Errorf("%d rules: must be 1 to %d", n, blocks)
 	}
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
 	order := random.Perm(blocks)

@@ -39,7 +39,7 @@ func (t *tools) divide() error {
 		return err
 	}
 	if len(all) < 2 {
-		return errors.New("one CPU: sender and receiver would wait for each other; two are needed")
+		return errors.New("this machine has one CPU: two are needed, since sender and receiver would wait for each other")
 	}
 	t.sender, t.receiver = all[0], all[len(all)-1]
 	return nil

@@ -29,8 +29,9 @@ func init() {
 		names = append(names, b.name)
 	}
 	bench.Register(bench.Experiment{
-		Name:       "controller",
-		Short:      "a controller with CTRL, DATA and LOG messages under load: time to the program, and to the sender",
+		Name: "controller",
+		Short: "a controller that receives CTRL, DATA and LOG messages under load: delay to the program, and of the " +
+			"reply",
 		Baseline:   "socket",
 		Loads:      []string{"idle", "cpu", "memory", "io", "fork", "flood"},
 		QuickLoads: []string{"flood"},
@@ -160,23 +161,25 @@ func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
 func (c *controller) notes() {
 	c.noteFloods()
 	if c.wantsDPDK() && c.noDPDK == nil {
-		c.run.Note("dpdk and dpdk-packet are DPDK's drivers of interfaces that stay Linux's (net_af_xdp and net_af_packet, " +
-			"without huge pages), which poll: cpu is that from the first message to the last. The thread has nice -20 and " +
-			"slices of 100 us: as SCHED_FIFO, on a CPU that Linux uses, too, it would have to wait for up to 50 ms of every " +
-			"second. DPDK's documents ask for a CPU that is isolated at boot. Instructions leave by the driver. A driver that " +
-			"takes a NIC away from Linux is not measured: bind a second NIC to vfio-pci, and send to it from another machine")
+		c.run.Note("dpdk and dpdk-packet are DPDK's drivers for interfaces that remain with Linux (net_af_xdp and " +
+			"net_af_packet, without huge pages). They poll: cpu is measured from the first message to the last. The thread " +
+			"has nice -20 and slices of 100 us: with SCHED_FIFO, on a CPU that Linux uses too, it would wait for up to 50 ms " +
+			"of every second. DPDK's documentation recommends a CPU isolated at boot. Instructions are sent by the driver. " +
+			"Drivers that take a NIC away from Linux are not measured: bind a second NIC to vfio-pci, and send to it from " +
+			"another machine")
 	}
-	c.run.Note("kmod is left out: the kernel module has one ring for a port, and no classes by payload. One class: " +
+	c.run.Note("kmod is left out: the kernel module has one ring per port, and no classes by payload. For one class: " +
 		"make -C kmod, insmod kmod/kerb_intercept.ko, kerb bench intercept --contenders kmod,ringbuf")
-	c.run.Note("to_program and to_sender begin when the client has made the message; an instruction holds the message; " +
-		"LOG gets none. What is answered in the kernel reaches no program")
-	c.run.Note("client (a thread for each kind of sensor) and flood run on CPU %d, SCHED_FIFO, the box on CPU %d, its "+
-		"threads SCHED_FIFO too; the hook and what is answered there run on the client's CPU, as of any veth",
+	c.run.Note("to_program and to_sender start when the client has built the message; an instruction contains the " +
+		"message it answers; LOG messages get none. Messages answered in the kernel do not reach a program")
+	c.run.Note("client (one thread per kind of sensor) and flood run on CPU %d with SCHED_FIFO, the controller on CPU "+
+		"%d, its threads with SCHED_FIFO too; the hook, and replies sent there, run on the client's CPU, as with any veth",
 		c.tools.sender, c.tools.receiver)
-	c.run.Note("ctrl/alone is CTRL without DATA, LOG and flood, measured in turn with flood; cpu is of the box, the " +
-		"agent and its control planes; all/... has what a round takes of the machine, sensors and flood included: " +
-		"softirqs, context switches, memory of the box and of Kerb (PSS, and maps: rings of 32 MiB " +
-		"are in both), and with --bystander a compute job's speed; clock/... is what the machine takes of any receiver")
+	c.run.Note("ctrl/alone is CTRL without DATA, LOG and flood, in rounds that alternate with flood; cpu is the CPU " +
+		"time of the controller, the agent and its control planes; all/... is what a round takes of the whole machine, " +
+		"including sensors and flood: softirqs, context switches, memory of the controller and of Kerb (PSS and maps: both " +
+		"include rings of 32 MiB), and with --bystander the speed of a compute job; clock/... is the delay that the " +
+		"machine adds for any receiver")
 }
 
 func (c *controller) duration() time.Duration {
@@ -295,7 +298,7 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 	}
 	lost := sent.Sent - min(sent.Sent, arrived+sent.Unsent)
 	if b.program == "classes" && got.Told > lost {
-		c.run.Invalidate("%s, %s: %d messages lost, the receiver was notified of %d", b.name, load, lost, got.Told)
+		c.run.Invalidate("%s, %s: %d messages lost, %d of them reported to the receiver", b.name, load, lost, got.Told)
 	}
 	c.run.Record(b.name, load, append(all, bench.Count("lost", lost), bench.Count("lost_at_ring", got.Told),
 		bench.Count("unsent", sent.Unsent))...)
@@ -324,7 +327,7 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 	cmd.ExtraFiles = files
 	receives, err := bench.StartThreads(cmd, b.threads)
 	if err != nil {
-		return client, program, fmt.Errorf("it does not receive: %w", err)
+		return client, program, fmt.Errorf("the receiver gets no messages: %w", err)
 	}
 	sendErr := c.send3(ctx, b, p, name, &client)
 	after, cpuErr := p.agentCPU()
@@ -412,7 +415,7 @@ func (c *controller) checkFlood(line []byte, ended error, stderr string) {
 	}
 	var flood sentBy
 	if err := json.Unmarshal(line, &flood); err != nil || !killed {
-		c.run.Invalidate("flood: it reported %q and ended by itself: %v: %s", line, ended, stderr)
+		c.run.Invalidate("flood: reported %q and exited early: %v: %s", line, ended, stderr)
 		return
 	}
 	c.floods = append(c.floods, float64(flood.Sent)/flood.Seconds)
@@ -423,6 +426,6 @@ func (c *controller) noteFloods() {
 	if len(c.floods) == 0 || slices.Min(c.floods) >= 0.98*floodRate {
 		return
 	}
-	c.run.Note("flood: %.0f to %.0f of %d packets/s were sent, in %d rounds", slices.Min(c.floods),
+	c.run.Note("flood: %.0f to %.0f packets/s were sent, of %d requested, in %d rounds", slices.Min(c.floods),
 		slices.Max(c.floods), floodRate, len(c.floods))
 }

@@ -110,7 +110,7 @@ func TestFloodsAreNotedOnce(t *testing.T) {
 		b.checkFlood(line, exec.Command("sh", "-c", "kill -KILL $$").Run(), "")
 	}
 	b.noteFloods()
-	want := []string{"flood: 62000 to 100000 of 100000 packets/s were sent, in 3 rounds"}
+	want := []string{"flood: 62000 to 100000 packets/s were sent, of 100000 requested, in 3 rounds"}
 	if r := b.run.Report(); !slices.Equal(r.Notes, want) || len(r.Unsound) > 0 {
 		t.Errorf("notes: %q, unsound: %q", r.Notes, r.Unsound)
 	}

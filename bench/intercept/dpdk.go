@@ -31,7 +31,7 @@ var dpdkNeeds = []string{"-lbpf", "-lxdp", "-lelf", "-lz", "-lnuma", "-lbsd", "-
 // error is one of LeftOut.
 func (t *tools) compileDPDK(ctx context.Context) error {
 	if os.Getenv(bench.ProgramCacheEnv) != "" {
-		return fmt.Errorf("%w: programs of %s are for machines without DPDK", bench.ErrLeftOut, bench.ProgramCacheEnv)
+		return fmt.Errorf("%w: the precompiled programs of %s do not include DPDK", bench.ErrLeftOut, bench.ProgramCacheEnv)
 	}
 	out, err := exec.CommandContext(ctx, "pkg-config", "--static", "--cflags", "--libs", "libdpdk").Output()
 	var exit *exec.ExitError

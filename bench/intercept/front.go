@@ -145,7 +145,7 @@ func loadBefore(chain *ebpf.Program) (*ebpf.Collection, error) {
 		}
 		errs = append(errs, err)
 	}
-	return nil, fmt.Errorf("put the program that takes T1 before the chain: %w", errors.Join(errs...))
+	return nil, fmt.Errorf("insert the program that takes T1 in front of the chain: %w", errors.Join(errs...))
 }
 
 // updateLink replaces the program of the link that has it.
@@ -157,5 +157,5 @@ func updateLink(of ebpf.ProgramID, by *ebpf.Program) error {
 			return it.Link.Update(by)
 		}
 	}
-	return errors.Join(fmt.Errorf("no link has the program %d", of), it.Err())
+	return errors.Join(fmt.Errorf("no link to program %d", of), it.Err())
 }

@@ -24,7 +24,7 @@ func init() {
 	e := &experiment{places: map[string]*place{}}
 	bench.Register(bench.Experiment{
 		Name:       "intercept",
-		Short:      "packets delivered to a program by the kernel's shortest ways, against sockets, AF_XDP and polling",
+		Short:      "delay of packets to a program by the kernel's shortest paths, compared with sockets, AF_XDP and polling",
 		Baseline:   "socket",
 		Loads:      loads(),
 		LongLoads:  []string{"64/50k/endurance", "64/50k/endurance-stress"},
@@ -98,7 +98,7 @@ type experiment struct {
 }
 
 func (e *experiment) flags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&e.length, "length", 0, "how long each round of a receiver takes, such as 2s")
+	cmd.Flags().DurationVar(&e.length, "length", 0, "duration of each round of a receiver, such as 2s")
 }
 
 func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
@@ -174,27 +174,23 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 }
 
 func (e *experiment) notes() {
-	e.run.Note("delay is T2-T1, for sockets T3-T1: from when the driver's hook has the packet until the receiving " +
-		"program has it. For all receivers the same program takes T1, in front of what they have at the hook: parser and " +
-		"classes of Kerb, and the counterparts of others, are in the delay. Reports of before have T1 of Kerb's ring and " +
-		"of same-t3 from behind the parser of Kerb")
-	e.run.Note("to_program is from when the sender has made the message (T0) until the receiving program has it; a " +
-		"burst is made before its first packet leaves")
-	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet "+
-		"before it wakes a receiver "+
-		"it does on the sender's", e.tools.sender, e.tools.receiver)
-	e.run.Note("ringbuf is the library as it is without options, adaptive and eager; -spin never sleeps, -adaptive " +
-		"spins a little and then sleeps, others " +
-		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of " +
-		"halting (PM QoS, as the library does where it is asked to), " +
-		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the time of " +
-		"one CPU that the receiver uses, and of Kerb's the agent and its control planes while packets come, which " +
-		"agent_cpu has alone; memory is what it has in RAM: a ring of 32 MiB counts twice, as its pages are mapped twice; " +
-		"waits and preempted are its context switches a second, voluntary and involuntary; what sockets keep in the " +
-		"kernel is in none of them")
-	e.run.Note("clock-fifo receives nothing: it is how late a thread that only examines the clock would see packets " +
-		"that came at all times, and so " +
-		"what the machine takes from any receiver")
-	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come " +
-		"in bursts of five and more")
+	e.run.Note("delay is T2-T1, for sockets T3-T1: from the packet's arrival at the driver's hook until the receiving " +
+		"program has it. The same program takes T1 for all receivers, in front of their own programs at the hook: the " +
+		"delay includes Kerb's parser and classes, and the counterparts of the others. In older reports, T1 of Kerb's ring " +
+		"and of same-t3 was taken after Kerb's parser")
+	e.run.Note("to_program is from when the sender has built the message (T0) until the receiving program has it; all " +
+		"messages of a burst are built before its first packet is sent")
+	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; the kernel's work for a packet, up "+
+		"to the wakeup of the receiver, runs on the sender's", e.tools.sender, e.tools.receiver)
+	e.run.Note("ringbuf is the library without options, adaptive and eager; -spin never sleeps, -adaptive spins briefly " +
+		"and then sleeps, the others sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready the same with " +
+		"idle CPUs that poll instead of halting (PM QoS, an option of the library), -fifo is SCHED_FIFO with priority 50, " +
+		"the others and the stress run at default priority; cpu is the share of one CPU that the receiver uses, for Kerb " +
+		"with the agent and its control planes while packets arrive, which agent_cpu shows alone; memory is resident: a " +
+		"ring of 32 MiB counts twice, as its pages are mapped twice; waits and preempted are the receiver's voluntary and " +
+		"involuntary context switches per second; none of these include what the kernel keeps for sockets")
+	e.run.Note("clock-fifo receives nothing: a thread reads the clock all the time, which shows how late it would see " +
+		"packets, and so the delay that the machine adds for any receiver")
+	e.run.Note("above 10,000 packets/s the sender wakes ten thousand times per second and sends what is due, so that " +
+		"packets arrive in bursts of five or more")
 }

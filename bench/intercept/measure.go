@@ -52,7 +52,7 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 	var received []receivedBy
 	for attempt := 0; attempt == 0 || received[0].Unstamped > 0; attempt++ {
 		if attempt == attempts {
-			return nil, fmt.Errorf("%d of %d packets have no T1: %s does not keep the program that writes it",
+			return nil, fmt.Errorf("%d of %d packets have no T1: %s removes the program that writes it",
 				received[0].Unstamped, received[0].Received, p.nic)
 		}
 		if sent, received, err = e.deliver(ctx, running, p, l); err != nil {
@@ -149,10 +149,10 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 			received.Received, sent.Sent)
 	}
 	if lost := sent.Sent - min(sent.Sent, received.Received); c.byLibrary() && lost != received.Told {
-		e.run.Invalidate("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
+		e.run.Invalidate("%s, %s: %d packets lost, %d of them reported to the receiver", c.name, l.name, lost, received.Told)
 	}
 	if reached := float64(sent.Sent) / sent.Seconds; reached < 0.98*float64(l.rate) {
-		e.run.Note("%s: the sender reached only %.0f packets/s at least once", l.name, reached)
+		e.run.Note("%s: in at least one round the sender reached only %.0f packets/s", l.name, reached)
 	}
 }
 
@@ -180,7 +180,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 	cmd.ExtraFiles = files
 	r := &receiver{name: c.name, ended: make(chan struct{})}
 	if r.Process, err = bench.StartProcess(cmd); err != nil {
-		return nil, fmt.Errorf("%s does not receive: %w", c.name, err)
+		return nil, fmt.Errorf("%s receives nothing: %w", c.name, err)
 	}
 	go func() {
 		defer close(r.ended)
@@ -197,7 +197,7 @@ func (r *receiver) result() (received receivedBy, err error) {
 		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.Stderr)
 	}
 	if err := json.Unmarshal(r.said, &received); err != nil {
-		return received, fmt.Errorf("%s said %q: %w", r.name, r.said, err)
+		return received, fmt.Errorf("%s printed %q: %w", r.name, r.said, err)
 	}
 	return received, nil
 }

@@ -65,7 +65,7 @@ func (s *stress) stop() error {
 	}
 	err := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGTERM)
 	if err != nil {
-		err = fmt.Errorf("stress-ng did not last: %w: %s", err, &s.stderr)
+		err = fmt.Errorf("stress-ng exited early: %w: %s", err, &s.stderr)
 	}
 	_ = s.cmd.Wait() // it was ended
 	return errors.Join(err, tempdir.Remove(s.dir))

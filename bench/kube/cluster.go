@@ -40,8 +40,8 @@ func open(prefix string) (*cluster, error) {
 
 func (c *cluster) build(prefix string) (err error) {
 	if _, err := exec.LookPath(kubeAPI); err != nil {
-		return fmt.Errorf("%w: it needs an API server: `make kube-api` in a checkout of Kerb builds out/kube-api; give its "+
-			"path with --kube-api, or as %s", bench.ErrLeftOut, kubeapi.Program)
+		return fmt.Errorf("%w: needs an API server: `make kube-api` in a checkout of Kerb builds out/kube-api; set "+
+			"--kube-api or %s to its path", bench.ErrLeftOut, kubeapi.Program)
 	}
 	program, err := filepath.Abs(kubeAPI)
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *cluster) runAs(name string, args []string) (*program, error) {
 		_ = p.cmd.Wait()
 		if errors.Is(err, os.ErrProcessDone) {
 			text, _ := os.ReadFile(p.log)
-			return fmt.Errorf("%s has ended: %s", name, text)
+			return fmt.Errorf("%s exited: %s", name, text)
 		}
 		return err
 	})

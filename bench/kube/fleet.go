@@ -102,16 +102,17 @@ func fleet(ctx context.Context, r *bench.Run, load, of string) (err error) {
 			bench.P50("requests", "1/s", targetRequests), bench.P50("writes", "1/s", 0))
 	}
 	r.Record(target, load, bench.Count("switched", 0))
-	r.Note("fleet: nodes run the code of kerb-kube-node in one process; their agents are in the benchmark's, answer at " +
-		"once, and have no pods. Each has its own connections to an API server on this machine")
-	r.Note("fleet: watch is a plain GET of ClusterModules with watch=1 for each node, which decodes the event; a node " +
-		"has five watches")
-	r.Note("fleet: requests and writes are those of Kerb without its Lease, api_cpu and api_memory those of API server " +
+	r.Note("fleet: all nodes run the code of kerb-kube-node in one process; their agents are simulated in the process " +
+		"of the benchmark, reply immediately, and have no pods. Each node has its own connections to an API server on this " +
+		"machine")
+	r.Note("fleet: watch is a plain GET of ClusterModules with watch=1 per node, including decoding of the event; a " +
+		"node has five watches")
+	r.Note("fleet: requests and writes are Kerb's without its Lease; api_cpu and api_memory are those of the API server " +
 		"with etcd")
-	r.Note("fleet: a run is too short to show that each watch is renewed after 40 to 60 minutes: of 1,000 nodes, that " +
-		"is 1.7 requests a second on average")
-	r.Note("fleet: switched counts nodes that had a version in waves which the agent of one of them refused to verify; " +
-		"the refusal is simulated")
+	r.Note("fleet: each watch is renewed after 40 to 60 minutes, which a run is too short to show: for 1,000 nodes, " +
+		"that is 1.7 requests per second on average")
+	r.Note("fleet: switched counts the nodes that had switched to a version before the rollout halted, because the " +
+		"agent of one node rejected it; the rejection is simulated")
 	return nil
 }
 
@@ -144,7 +145,7 @@ func steady(ctx context.Context, r *bench.Run, load string, configs map[string]c
 		}
 	}
 	for round := range r.Rounds {
-		r.Progress("%s nothing changes %d/%d", load, round+1, r.Rounds)
+		r.Progress("%s idle %d/%d", load, round+1, r.Rounds)
 		before := map[string]usage{}
 		for config, c := range configs {
 			var err error
@@ -267,7 +268,7 @@ func (f *nodes) memory() ([]bench.Sample, error) {
 
 // refused rolls out a version that the agent of the last node refuses to verify, and counts the nodes that switch.
 func refused(ctx context.Context, r *bench.Run, load string, f *nodes) error {
-	r.Progress("%s: a version that one node refuses", load)
+	r.Progress("%s: a version that one node rejects", load)
 	const mark = "refused"
 	f.Agents.Refuse(f.Size-1, mark, "the kernel's verifier refuses it (simulated)")
 	m, _, err := f.Rollout(ctx, mark, "change-1")
@@ -275,7 +276,7 @@ func refused(ctx context.Context, r *bench.Run, load string, f *nodes) error {
 		return err
 	}
 	if _, reason, message := m.RolledOut(); !m.Halted() || reason != "CheckFailed" {
-		r.Invalidate("%s: a rollout that one node refuses ended with %s: %s", load, reason, message)
+		r.Invalidate("%s: a rollout that one node rejects ended with %s: %s", load, reason, message)
 	}
 	r.Record(withKerb, load, bench.Count("switched", uint64(len(f.Agents.Arrived(mark)))))
 	return nil

@@ -53,16 +53,16 @@ var kubeAPI string
 func init() {
 	bench.Register(bench.Experiment{
 		Name:     "kube",
-		Short:    "pods that start together, changes on 1,000 nodes, memory of kerb-kube-node, rollbacks",
+		Short:    "pods starting at the same time, changes on 1,000 nodes, memory of kerb-kube-node, rollbacks",
 		Baseline: plain,
 		Loads: []string{"burst/1", "burst/10", "burst/100", "fleet/1000", "pods/5000",
 			"rollout/drops", "rollout/refused"},
 		QuickLoads: []string{"burst/10", "fleet/50"},
 		LongLoads:  []string{"burst/200", "fleet/50", "fleet/200", "pods/500", "services/1000"},
 		Flags: func(cmd *cobra.Command) {
-			cmd.Flags().StringVar(&kubeAPI, "kube-api", os.Getenv(kubeapi.Program), "`program` of etcd and the API server, "+
-				"for all but burst: make kube-api in a checkout of Kerb builds out/kube-api; default is $"+
-				kubeapi.Program)
+			cmd.Flags().StringVar(&kubeAPI, "kube-api", os.Getenv(kubeapi.Program), "path of the `program` with etcd and the "+
+				"API server, needed by all loads but burst: make kube-api in a checkout of Kerb builds out/kube-api; default is "+
+				"$"+kubeapi.Program)
 		},
 		Run: run,
 	})
@@ -105,11 +105,12 @@ func bursts(ctx context.Context, r *bench.Run, load, of string) (err error) {
 		r.Record(target, load, bench.Sample{Metric: "added", Stat: "p50", Unit: "ms", Value: targetP50},
 			bench.Sample{Metric: "added", Stat: "p99", Unit: "ms", Value: targetP99})
 	}
-	r.Note("burst: added is the difference of the quantiles of add with and without the last plugin, in the same round")
-	r.Note("burst: the chain is bridge with host-local; with kerb-cni the pod denies all packets when ADD returns")
-	r.Note("burst: left are services of pods that DEL could not delete within 3 s, of all rounds; kerb-kube-node " +
-		"deletes them")
-	r.Note("burst does not show what the container runtime, the kubelet and the API server take")
+	r.Note("burst: added is the difference between the quantiles of add with and without the last plugin, in the same " +
+		"round")
+	r.Note("burst: the plugin chain is bridge with host-local; with kerb-cni the pod denies all packets when ADD returns")
+	r.Note("burst: left counts the services of pods, over all rounds, that DEL could not delete within 3 s; " +
+		"kerb-kube-node deletes them")
+	r.Note("burst does not include the time of the container runtime, the kubelet and the API server")
 	return nil
 }
 

@@ -48,8 +48,8 @@ func pods(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	if n == 5000 {
 		r.Record(target, load, bench.Sample{Metric: "memory", Stat: "max", Unit: "MiB", Value: targetMemory})
 	}
-	r.Note("pods: memory is what kerb-kube-node has resident %v after all pods had their labels, peak the most so far, "+
-		"which is while it starts; its agent answers at once and is not measured", settled)
+	r.Note("pods: memory is the resident memory of kerb-kube-node %v after all pods had their labels, peak its maximum, "+
+		"which it reaches while starting; its agent replies immediately and is not measured", settled)
 	return nil
 }
 

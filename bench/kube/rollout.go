@@ -64,9 +64,10 @@ func rollouts(ctx context.Context, r *bench.Run, load, of string) (err error) {
 		return err
 	}
 	r.Record(target, load, bench.Sample{Metric: "back", Stat: "max", Unit: "s", Value: targetBack})
-	r.Note("rollout: back is from when the guard of the node trips until the previous version runs; the pod sends 1,000 " +
-		"packets a second")
-	r.Note("rollout: dropping is from the first packet that the version drops to the same end")
+	r.Note("rollout: back is the time from when the node's guard trips until the previous version runs; the pod sends " +
+		"1,000 packets per second")
+	r.Note("rollout: dropping is the time from the first packet that the new version drops until the previous version " +
+		"runs")
 	return nil
 }
 
@@ -112,7 +113,7 @@ func (d *drill) refused(ctx context.Context, r *bench.Run, load string) error {
 		return err
 	}
 	if reason != "CheckFailed" || !strings.Contains(message, "verifier refuses") {
-		r.Invalidate("%s: a version that the kernel refuses ended with %s: %s", load, reason, message)
+		r.Invalidate("%s: a version that the kernel rejects ended with %s: %s", load, reason, message)
 	}
 	changes, err := kubefleet.Changes(d.agent, guarded)
 	if err != nil {

@@ -47,8 +47,8 @@ func services(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	}); err != nil {
 		return err
 	}
-	r.Note("services: as pods, with %d pods on the node, and Services with %d endpoints each as virtual services of the "+
-		"proxy", podsOfServices, endpoints)
+	r.Note("services: like pods, with %d pods on the node, and Services with %d endpoints each as virtual services of "+
+		"the proxy", podsOfServices, endpoints)
 	return p.recordMemory(ctx, r, load)
 }
 

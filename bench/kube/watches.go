@@ -76,7 +76,7 @@ func (w *watches) watch(ctx context.Context) error {
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("a watch is answered with %s", answer.Status)
+		return fmt.Errorf("watch: the server replied %s", answer.Status)
 	}
 	last := ""
 	for events := json.NewDecoder(answer.Body); ; {
@@ -86,7 +86,7 @@ func (w *watches) watch(ctx context.Context) error {
 			}
 		}
 		if err := events.Decode(&event); err != nil {
-			return fmt.Errorf("a watch has ended: %w", errors.Join(err, io.ErrUnexpectedEOF))
+			return fmt.Errorf("watch: the connection was closed: %w", errors.Join(err, io.ErrUnexpectedEOF))
 		}
 		if mark := event.Object.Spec.Config.Mark; mark != last {
 			last = mark

@@ -174,7 +174,7 @@ func heads(table Table, end string) string {
 func TestForeignParts(t *testing.T) {
 	for _, head := range []string{`"work":"simas","mode":"published"`, `"work":"weinhold","mode":"quick"`} {
 		path := keptFile(t, `{"work":"weinhold","mode":"published","parts":[{`+head+`,"table":"loss","report":{}}]}`)
-		if _, err := readReport(path, &weinhold); err == nil || !strings.Contains(err.Error(), `"loss": is of`) {
+		if _, err := readReport(path, &weinhold); err == nil || !strings.Contains(err.Error(), `"loss": belongs to`) {
 			t.Errorf("%s: %v", head, err)
 		}
 	}

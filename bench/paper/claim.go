@@ -35,22 +35,22 @@ func (c Claim) judge(r *Report) verdict {
 		return verdict{notMeasured, c.NotMeasured}
 	}
 	if r.Mode == Quick {
-		return verdict{notMeasured, "figures of a smoke run mean nothing"}
+		return verdict{notMeasured, "results of a smoke run mean nothing"}
 	}
 	f := &found{report: r}
 	good, why := c.Judge(f)
 	if len(f.unsound) > 0 {
-		return verdict{notMeasured, "the run was not sound: " + strings.Join(f.unsound, "; ")}
+		return verdict{notMeasured, "the run is invalid: " + strings.Join(f.unsound, "; ")}
 	}
 	if len(f.missing) > 0 {
-		return verdict{notMeasured, "this report does not have " + strings.Join(f.missing, ", ")}
+		return verdict{notMeasured, "missing in this report: " + strings.Join(f.missing, ", ")}
 	}
 	outcome := holdsNot
 	if good {
 		outcome = holds
 	}
 	if f.busy {
-		outcome += ", on a machine that did other work"
+		outcome += ", but other programs used the CPUs"
 	}
 	return verdict{outcome, why}
 }
@@ -107,7 +107,7 @@ func (f *found) line(table, config, metric, stat string) (l bench.Line) {
 			return l
 		}
 	}
-	f.miss(fmt.Sprintf("%s of %s in %s at two loads or more", metric, config, table))
+	f.miss(fmt.Sprintf("%s of %s in %s under two or more loads", metric, config, table))
 	return l
 }
 
@@ -124,7 +124,7 @@ func (f *found) each(table, config, load, metric string) []float64 {
 			}
 		}
 	}
-	f.miss(fmt.Sprintf("single values of %s of %s in %s", metric, config, table))
+	f.miss(fmt.Sprintf("individual values of %s of %s in %s", metric, config, table))
 	return []float64{0}
 }
 

@@ -34,10 +34,10 @@ func command() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:   "paper [WORK]",
-		Short: "Repeat the experiments of a published work, next to its figures",
-		Long: "Repeats the experiments of a published work in its own metrics and with its own counts, and prints each " +
-			"table with the\npublished figures and those of this machine, the ratio between the configs in both, and " +
-			"whether what the work says of them\nholds here. Without a work it lists them, with the time that each takes.",
+		Short: "Repeat the experiments of a published work, and compare the results",
+		Long: "Repeats the experiments of a published work with its metrics and its number of repetitions. Each table has " +
+			"the published\nresults, those of this machine, and the ratios between configs in both; then follow the claims of " +
+			"the work, and whether\nthey hold here. Without WORK, lists the works and the duration of their tables.",
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -57,23 +57,23 @@ func command() *cobra.Command {
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().BoolVar(&f.short, "short", false, "fewer or shorter repetitions than published: minutes in place "+
+	cmd.Flags().BoolVar(&f.short, "short", false, "fewer or shorter repetitions than published: minutes instead "+
 		"of hours")
-	cmd.Flags().BoolVar(&f.quick, "quick", false, "a smoke run within 45 seconds")
-	cmd.Flags().StringSliceVar(&f.tables, "tables", nil, "only these tables, separated by commas")
-	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "one more round of every measurement with a compute job "+
-		"next to it: how much the job loses")
-	cmd.Flags().StringVar(&f.resume, "resume", "", "keep each table in this directory when it is finished, and do not "+
-		"repeat those that are there")
-	cmd.Flags().StringVar(&f.report, "report", "", "measure nothing: read the figures from this file, which --out has "+
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "a smoke run of at most 45 seconds")
+	cmd.Flags().StringSliceVar(&f.tables, "tables", nil, "comma-separated tables to measure")
+	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "after each measurement, run one more round next to a compute "+
+		"job and show how much it slows down")
+	cmd.Flags().StringVar(&f.resume, "resume", "", "store finished tables in this directory, and skip those that are "+
+		"already there")
+	cmd.Flags().StringVar(&f.report, "report", "", "measure nothing: read the results from this file, which --out has "+
 		"written")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
-	cmd.Flags().StringVar(&f.figures, "figures", "", "draw the figures of the work (SVG) into this directory")
-	cmd.Flags().StringVar(&f.linkedIn, "link", "", "have the printed tables show figures in this directory")
-	cmd.Flags().IntVar(&f.serverCPUs, "server-cpus", 0, "weinhold: CPUs of the servers; the client has all others "+
+	cmd.Flags().StringVar(&f.figures, "figures", "", "plot the figures of the work (SVG) into this directory")
+	cmd.Flags().StringVar(&f.linkedIn, "link", "", "link to plots in this directory from the printed tables")
+	cmd.Flags().IntVar(&f.serverCPUs, "server-cpus", 0, "weinhold: CPUs of the servers; the client has the others "+
 		"(default half)")
-	cmd.Flags().StringVar(&f.peer, "peer", "", "weinhold: address and port of `kerb bench peer` on the machine that is "+
-		"to be the client")
+	cmd.Flags().StringVar(&f.peer, "peer", "", "weinhold: address and port of `kerb bench peer` on the client's "+
+		"machine")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "weinhold: file with the token of --peer")
 	cmd.MarkFlagsMutuallyExclusive("short", "quick")
 	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus", "peer", "bystander"} {
@@ -127,8 +127,8 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 	}
 	divided := slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides })
 	if (f.serverCPUs != 0 || f.peer != "") && !divided {
-		return nil, fmt.Errorf("--server-cpus and --peer are of no use: no table of %s has a client and servers with CPUs "+
-			"of their own", w.Name)
+		return nil, fmt.Errorf("--server-cpus and --peer do not apply: no table of %s has a client and servers on separate "+
+			"CPUs", w.Name)
 	}
 	ctx := cmd.Context()
 	if ctx == nil {

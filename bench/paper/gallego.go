@@ -18,7 +18,7 @@ var gallego = Work{
 	Title:  "Gallego-Madrid et al., machine learning on traffic in the kernel (Computer Networks, 2024)",
 	Tables: gallegoTables,
 	Figures: []bench.Figure{
-		{Kind: bars, Name: "6", Title: "In place of figure 6 (CPU over time): CPU of a frame", Metric: "cpu",
+		{Kind: bars, Name: "6", Title: "Instead of figure 6 (CPU over time): CPU time per frame", Metric: "cpu",
 			X: "window"},
 		{Kind: bars, Name: "7", Title: "Figure 7: execution time of the model", Metric: "inference", X: "window"},
 	},
@@ -30,19 +30,19 @@ var sizeLoads = []string{"size/64", "size/128", "size/256", "size/512", "size/10
 
 var gallegoSizes = Table{
 	Name:  "figure5",
-	Title: "Figure 5: data rate by size of packets, without the model",
-	Shows: "Frames of a size, with their Ethernet header, through an interface without a program, and through a chain " +
-		"of one module",
+	Title: "Figure 5: data rate by packet size, without the model",
+	Shows: "Frames of one size, including the Ethernet header, through an interface without a program, and through a " +
+		"chain with one module",
 	Experiment: "classifier",
 	Loads:      [modes][]string{sizeLoads, sizeLoads, nil},
 	Rounds:     [modes]int{10, 3, 0},
 	Takes:      [modes]time.Duration{33 * time.Minute, 2 * time.Minute, 0},
 	Configs:    []Config{{"plain", "without a program"}, {"bare-generic", ""}, {"bare", ""}},
 	Counts:     counts("10 s of frames for each config and size", "1 s of frames for each config and size", ""),
-	Differs: "virtual Ethernet in place of a network card of 100 Mbit/s on USB, which is the limit of the published " +
-		"rates; \"above 90\" Mbit/s are published for the largest packets",
+	Differs: "virtual Ethernet instead of a USB network card with 100 Mbit/s, which limits the published rates; for the " +
+		"largest packets, \"above 90\" Mbit/s are published",
 	Rows: sizeRows(),
-	Figures: []bench.Figure{{Kind: "rates", Name: "5", Title: "Figure 5: data rate by size of packets",
+	Figures: []bench.Figure{{Kind: "rates", Name: "5", Title: "Figure 5: data rate by packet size",
 		Metric: "data_rate", Stat: "p50", X: "bytes of a frame"}},
 }
 
@@ -64,8 +64,8 @@ func sizeRows() (rows []Row) {
 var gallegoSoftirqs = Table{
 	Name:  "figure6",
 	Title: "Figure 6: CPU time in softirqs over time",
-	Shows: "The share of the CPU that sends, judges and receives frames, at one rate for all: 90 % of the lowest rate " +
-		"without loss",
+	Shows: "Utilisation of the CPU that sends, classifies and receives frames, at the same rate for all configs: 90 % " +
+		"of the lowest loss-free rate",
 	Experiment: "classifier",
 	Loads:      [modes][]string{{"softirq/1s"}, {"softirq/1s"}, nil},
 	Rounds:     [modes]int{10, 3, 0},
@@ -73,8 +73,8 @@ var gallegoSoftirqs = Table{
 	Configs: []Config{{"user-generic", "user"}, {"kernel-generic", "kernel"}, {"user", ""}, {"kernel", ""},
 		{"bare-generic", ""}},
 	Counts: counts("60 s of frames for each config", "6 s of frames for each config", ""),
-	Differs: "frames of 123 bytes over virtual Ethernet on one CPU, in place of 90 bytes to a Raspberry Pi 3, of which " +
-		"60 to 80 % are published; the time in which the program that receives waits is no softirq in either",
+	Differs: "frames of 123 bytes over virtual Ethernet on one CPU, instead of 90 bytes to a Raspberry Pi 3, for which " +
+		"60 to 80 % are published; in both, time during which the receiving program waits does not count as softirq",
 	Rows: []Row{
 		{Label: "figure 6 softirqs", Load: "softirq/1s", Metric: "softirq_share", Stat: "p50", Unit: "% of the CPU",
 			Ratios: map[string]float64{"user-generic": 1, "kernel-generic": 0.94}},
@@ -108,8 +108,8 @@ func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) 
 	return Table{
 		Name:  window,
 		Title: "Table 1, figures 6 and 7, accuracy and loading: windows of " + strings.TrimSuffix(window, "s") + " s",
-		Shows: "The shipped perceptron 4-3-2-1 on the published windows, and frames through a chain with the model in the " +
-			"kernel or in user space; as published on generic XDP, and on native XDP",
+		Shows: "The included perceptron 4-3-2-1 on the published windows, and frames through a chain with the model in the " +
+			"kernel or in user space; on generic XDP, as published, and on native XDP",
 		Experiment: "classifier",
 		Loads:      loads,
 		Rounds:     [modes]int{10, 3, 1},
@@ -117,9 +117,9 @@ func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) 
 		Configs: []Config{{"user-generic", "user"}, {"kernel-generic", "kernel"}, {"user", ""}, {"kernel", ""},
 			{"bare-generic", ""}, {"bare", ""}},
 		Counts: counts("60 s of frames for each config", "6 s of frames for each config", "1 s of frames"),
-		Differs: "frames of IEEE 802.15.4 in UDP (ZEP), 123 bytes against 90 published, over virtual Ethernet in " +
-			"place of a Raspberry Pi 3 with 100 Mbit/s Ethernet; bare is a chain without a classifier; CPU is that of the " +
-			"sender, the chain and the receiver, per frame, in place of that in softirqs over time (figure 6)",
+		Differs: "IEEE 802.15.4 frames in UDP (ZEP), of 123 instead of 90 bytes, over virtual Ethernet instead of a " +
+			"Raspberry Pi 3 with 100 Mbit/s Ethernet; bare is a chain without a classifier; CPU time is that of sender, chain " +
+			"and receiver per frame, instead of softirqs over time (figure 6)",
 		Rows: []Row{
 			{Label: "accuracy", Load: load, Metric: "accuracy", Stat: "p50", Unit: "share",
 				Configs: []Config{{"kernel", ""}, {rule, ""}}, Published: map[string]float64{"kernel": accuracy}},
@@ -147,12 +147,12 @@ var gallegoClaims = []Claim{
 		"text", Judge: func(f *found) (bool, string) {
 		a, b, c := f.of("1s", "kernel", "rpl/1s", "accuracy", "p50"), f.of("5s", "kernel", "rpl/5s", "accuracy", "p50"),
 			f.of("10s", "kernel", "rpl/10s", "accuracy", "p50")
-		return a >= 0.985 && b >= 0.995 && c >= 0.995, fmt.Sprintf("%.4f, %.4f and %.4f on all published windows, of which "+
-			"the larger part was used for training; a rule of one comparison does as well (docs/classifier.md)", a, b, c)
+		return a >= 0.985 && b >= 0.995 && c >= 0.995, fmt.Sprintf("%.4f, %.4f and %.4f on all published windows, most of "+
+			"which were used for training; a rule with a single comparison is as accurate (docs/classifier.md)", a, b, c)
 	}},
 	{Text: "The model takes 97 % less time in the kernel", Where: "figure 7", Judge: func(f *found) (bool, string) {
 		r := gallegoRatio(f, "inference", "kernel", "user")
-		return r < 0.035, fmt.Sprintf("%.1f %% less, against three system calls for each source as published", 100*(1-r))
+		return r < 0.035, fmt.Sprintf("%.1f %% less, compared with three system calls per source, as published", 100*(1-r))
 	}},
 	{Text: "The rate without loss is up to 5 % lower with the model in the kernel", Where: "table 1",
 		Judge: func(f *found) (bool, string) {
@@ -169,15 +169,15 @@ var gallegoClaims = []Claim{
 		Judge: func(f *found) (bool, string) {
 			r := gallegoRatio(f, "load_time", "kernel-generic", "user-generic")
 			limit := gallegoTables[0].publishedRatio("loading", "kernel-generic", "user-generic")
-			return atMost(r, limit), fmt.Sprintf("%+.1f %%; ours is the time until a module that was applied judges, theirs "+
-				"that of one system call", 100*(r-1))
+			return atMost(r, limit), fmt.Sprintf("%+.1f %%; ours is the time until an applied module classifies packets, "+
+				"theirs that of one system call", 100*(r-1))
 		}},
 	{Text: "Without a program, rates go from 28.5 Mbit/s with 64 bytes to above 90", Where: "figure 5",
 		Judge: func(f *found) (bool, string) {
 			small := f.positive("figure5", "plain", "size/64", "data_rate", "p50")
 			large := f.positive("figure5", "plain", "size/1500", "data_rate", "p50")
 			return atLeast(large/small, largeRate/smallRate), fmt.Sprintf("from %.0f to %.0f Mbit/s with 1500 bytes, %.1f "+
-				"times; more than %.2f times are published, where the network card ends it", small, large, large/small,
+				"times; published are more than %.2f times, where the network card is the limit", small, large, large/small,
 				largeRate/smallRate)
 		}},
 }

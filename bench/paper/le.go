@@ -38,8 +38,9 @@ func leTable(besides, combined string) Table {
 	t := Table{
 		Name:  besides,
 		Title: "Section 8, figures 8.2 to 8.11: " + leNames[besides],
-		Shows: "From the hook (T1) to a program: same-t2, same-t3 and same-kmod are Kerb's ring (T2), a UDP socket (T3) " +
-			"and a kernel module on the same packets; array, the published way in eBPF, kmod, ringbuf and socket have others",
+		Shows: "Delay from the hook (T1) to a program: same-t2, same-t3 and same-kmod are Kerb's ring (T2), a UDP socket " +
+			"(T3) and a kernel module, which receive the same packets; array (the published eBPF design), kmod, ringbuf and " +
+			"socket are measured with packets of their own",
 		Experiment: "intercept",
 		Loads:      [modes][]string{loads, loads, loads[:1]},
 		Rounds:     [modes]int{5, 5, 1},
@@ -47,8 +48,9 @@ func leTable(besides, combined string) Table {
 		Configs: []Config{{"same-t3", "T3"}, {"same-t2", "T2"}, {"same-kmod", "T2 of the module"}, {"array", "T2 of eBPF"},
 			{"kmod", ""}, {"socket", ""}, {"ringbuf", ""}},
 		Counts: counts("524,288, 65,536 and 32,768 packets", "52,428, 6,553 and 3,276 packets", "5,000 packets"),
-		Differs: "sender and receiver are on different CPUs of one machine; losses are of all rounds; in the figures " +
-			"the last bin has all that is later, and times are kept in bins of a quarter of their size or less",
+		Differs: "sender and receiver are on different CPUs of one machine; losses are totals of all rounds; in the " +
+			"figures, the last bin includes all later packets, and times are recorded with a resolution of a quarter of a bin " +
+			"or better",
 	}
 	for _, load := range loads {
 		name := strings.TrimSuffix(load, "/"+besides)
@@ -92,7 +94,7 @@ func gains(f *found, metric, stat string) (all []float64) {
 }
 
 func span(values []float64) string {
-	return fmt.Sprintf("%.1f to %.1f times in the six cases", slices.Min(values), slices.Max(values))
+	return fmt.Sprintf("by factors of %.1f to %.1f in the six cases", slices.Min(values), slices.Max(values))
 }
 
 var leClaims = []Claim{
@@ -103,27 +105,27 @@ var leClaims = []Claim{
 				medians = append(medians, f.positive(besides, "same-t2", load, "delay", "p50"))
 			}
 		}
-		return slices.Max(medians) < 1, fmt.Sprintf("%.2f to %.2f us; the published receivers always poll, ours for a while",
-			slices.Min(medians), slices.Max(medians))
+		return slices.Max(medians) < 1, fmt.Sprintf("%.2f to %.2f us; the published receivers poll all the time, ours for "+
+			"a while", slices.Min(medians), slices.Max(medians))
 	}},
 	{Text: "The median is 10 times lower than that of the UDP socket", Where: "section 8",
 		Judge: func(f *found) (bool, string) {
 			all := gains(f, "delay", "p50")
-			return atLeast(bench.Median(all), 10), span(all) + "; the middle of the six counts"
+			return atLeast(bench.Median(all), 10), span(all) + "; the median of the six counts"
 		}},
 	{Text: "p99 is 2 to 10 times lower", Where: "section 8", Judge: func(f *found) (bool, string) {
 		all := gains(f, "delay", "p99")
-		return slices.Min(all) >= 2, span(all) + "; the least is to be 2"
+		return slices.Min(all) >= 2, span(all) + "; required is a factor of 2 in each"
 	}},
 	{Text: "Up to 100 times fewer packets are later than 100 us", Where: "section 8", Judge: leLate},
-	{Text: "Fewer packets are lost: 4 against 643 of the socket (64 bytes, 50,000/s, idle)", Where: "section 8",
+	{Text: "Fewer packets are lost: 4, with the socket 643 (64 bytes, 50,000/s, idle)", Where: "section 8",
 		Judge: func(f *found) (bool, string) {
 			of := func(config string) float64 { return f.of("idle", config, "64/50k/idle", "lost", "sum") }
 			t2, t3 := of("same-t2"), of("same-t3")
 			if t2 == 0 && t3 == 0 {
-				f.miss("a lost packet of either")
+				f.miss("lost packets of either receiver")
 			}
-			return t2 < t3, fmt.Sprintf("%.0f against %.0f", t2, t3)
+			return t2 < t3, fmt.Sprintf("%.0f, with the socket %.0f", t2, t3)
 		}},
 	{Text: "A kernel module delivers as fast as eBPF", Where: "section 8", Judge: func(f *found) (bool, string) {
 		of := func(config string) float64 { return f.positive("idle", config, "64/50k/idle", "delay", "p50") }
@@ -142,7 +144,7 @@ func leLate(f *found) (bool, string) {
 		}
 	}
 	if t3 == 0 {
-		f.miss("a packet of the socket that is later")
+		f.miss("packets of the socket later than 100 us")
 	}
-	return best >= 100, fmt.Sprintf("%.0f against %.0f of the socket in all cases, at best %.1f times fewer", t2, t3, best)
+	return best >= 100, fmt.Sprintf("%.0f in all cases, with the socket %.0f; at best %.1f times fewer", t2, t3, best)
 }

@@ -89,7 +89,7 @@ func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 func (m *Mode) UnmarshalText(text []byte) error {
 	i := slices.Index(modeNames[:], string(text))
 	if i < 0 {
-		return fmt.Errorf("a report cannot be %q; there are %s", text, strings.Join(modeNames[:], ", "))
+		return fmt.Errorf("unknown mode of a report %q; modes are %s", text, strings.Join(modeNames[:], ", "))
 	}
 	*m = Mode(i)
 	return nil
@@ -100,8 +100,9 @@ func (m Mode) scale() float64 { return [modes]float64{1, 0.1, 0.001}[m] }
 
 // text says it for people.
 func (m Mode) text() string {
-	return [modes]string{"the published counts", "fewer or shorter repetitions where a table names two counts",
-		"a smoke run: figures mean nothing"}[m]
+	return [modes]string{"the published number of repetitions", "fewer or shorter repetitions where a table states two " +
+		"numbers",
+		"few repetitions: a smoke run, whose results mean nothing"}[m]
 }
 
 // counts are those of the modes.
@@ -126,7 +127,7 @@ func find(name string) (*Work, error) {
 		names = append(names, w.Name)
 	}
 	slices.Sort(names)
-	return nil, fmt.Errorf("no work is called %q; there are %s", name, strings.Join(names, ", "))
+	return nil, fmt.Errorf("unknown work %q; works are %s", name, strings.Join(names, ", "))
 }
 
 func (w *Work) table(name string) (*Table, error) {

@@ -179,8 +179,8 @@ func TestText(t *testing.T) {
 	// A report of one table has no verdict about another.
 	r.Parts = r.Parts[:1]
 	got = text(t, r, w)
-	for _, want := range []string{"**Table 2.** Not in this report.", "b is faster (p. 1): **not measured here**; this " +
-		"report does not have time p50 of b in 2, time p50 of a in 2."} {
+	for _, want := range []string{"**Table 2.** Not in this report.", "b is faster (p. 1): **not measured here**; " +
+		"missing in this report: time p50 of b in 2, time p50 of a in 2."} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in:\n%s", want, got)
 		}
@@ -188,7 +188,8 @@ func TestText(t *testing.T) {
 	if r, err = measure(t, w, Quick, ""); err != nil {
 		t.Fatal(err)
 	}
-	if got = text(t, r, w); strings.Contains(got, "holds") || !strings.Contains(got, "figures mean nothing") {
+	if got = text(t, r, w); strings.Contains(got, "holds") || !strings.Contains(got, "results of a smoke run mean "+
+		"nothing") {
 		t.Errorf("a smoke run judges claims:\n%s", got)
 	}
 }
@@ -225,11 +226,11 @@ func TestBadInput(t *testing.T) {
 	}
 	file := filepath.Join(dir("x", ""), "x")
 	for _, tc := range []struct{ dir, want string }{
-		{dir("1.json", `{"work":"weinhold","mode":"short","table":"1","report":{}}`), "is of weinhold, short counts"},
-		{dir("1.json", `{"work":"toy","mode":"published","table":"1","report":{}}`), "is of toy, published counts"},
-		{dir("1.json", `{"work":"toy","mode":"short","table":"2","report":{}}`), "is no table"},
-		{dir("1.json", `{"work":"toy","mode":"short","table":"1"}`), "is of toy"},
-		{dir("1.json", `{"work":"toy","mode":"most","table":"1"}`), "cannot be \"most\""},
+		{dir("1.json", `{"work":"weinhold","mode":"short","table":"1","report":{}}`), "table of weinhold, mode short"},
+		{dir("1.json", `{"work":"toy","mode":"published","table":"1","report":{}}`), "table of toy, mode published"},
+		{dir("1.json", `{"work":"toy","mode":"short","table":"2","report":{}}`), "not a table"},
+		{dir("1.json", `{"work":"toy","mode":"short","table":"1"}`), "table of toy, mode short"},
+		{dir("1.json", `{"work":"toy","mode":"most","table":"1"}`), `unknown mode of a report "most"`},
 		{dir("notes.txt", "mine"), "notes.txt"},
 		{file, "not a directory"},
 	} {
@@ -242,13 +243,13 @@ func TestBadInput(t *testing.T) {
 		return " --report " + dir("r", `{"work":"weinhold","mode":"short","parts":[`+parts+`]}`) + "/r"
 	}
 	for args, want := range map[string]string{
-		"paper neumann":                                      `no work is called "neumann"; there are`,
+		"paper neumann":                                      `unknown work "neumann"; works are`,
 		"paper weinhold --tables 9":                          `weinhold has no table "9"; it has times, loss, threads`,
 		"paper weinhold --quick --short":                     "none of the others",
-		"paper weinhold --report " + file:                    "is no report",
+		"paper weinhold --report " + file:                    "is not a benchmark report",
 		"paper simas --server-cpus 1":                        "no table of simas has a client and servers",
-		"paper weinhold --tables threads --server-cpus 4096": "--server-cpus 4096: of the",
-		"paper toy" + kept(""):                               `no work is called "toy"`,
+		"paper weinhold --tables threads --server-cpus 4096": "--server-cpus 4096: this machine has",
+		"paper toy" + kept(""):                               `unknown work "toy"`,
 		"paper weinhold" + kept(`{"table":"z"}`):             `"z"`,
 		"paper weinhold" + kept(`{"table":"times"}`):         "complete",
 		"paper weinhold --report " + filepath.Join(dir("r", `{"work":"toy","mode":"short"}`), "r"): `of "toy"`,

@@ -29,7 +29,7 @@ func (r *Report) write(out io.Writer, w *Work, figures string) error {
 	}
 	writeFigures(&b, w, w.shown(r), figures)
 	if len(w.Claims) > 0 {
-		fmt.Fprint(&b, "\n**What the work says.**\n\n")
+		fmt.Fprint(&b, "\n**Claims of the work.**\n\n")
 	}
 	for _, c := range w.Claims {
 		v := c.judge(r)
@@ -43,7 +43,7 @@ func (r *Report) write(out io.Writer, w *Work, figures string) error {
 func writeTable(b *strings.Builder, t *Table, p *Part) {
 	fmt.Fprintf(b, "\n**%s.** %s.", t.Title, t.Shows)
 	if t.Differs != "" {
-		fmt.Fprintf(b, " Not as in the work: %s.", t.Differs)
+		fmt.Fprintf(b, " Differences from the work: %s.", t.Differs)
 	}
 	fmt.Fprintf(b, "\n\n%s. %s.\n\n", p.Report.Where(), t.extent(p))
 	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
@@ -56,7 +56,7 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	}
 	writeAligned(b, rows)
 	for _, why := range p.Report.Unsound {
-		fmt.Fprintf(b, "\nNot sound: %s.\n", why)
+		fmt.Fprintf(b, "\nInvalid: %s.\n", why)
 	}
 	for _, warning := range p.Report.Warnings() {
 		fmt.Fprintf(b, "\nWarning: %s.\n", warning)
@@ -107,7 +107,7 @@ func (r *Report) writeNotes(b *strings.Builder) {
 		}
 	}
 	if len(notes) > 0 {
-		fmt.Fprint(b, "\n**How it was measured.**\n\n")
+		fmt.Fprint(b, "\n**Notes on the measurements.**\n\n")
 	}
 	for _, note := range notes {
 		fmt.Fprintf(b, "- %s.\n", strings.TrimSuffix(note, "."))

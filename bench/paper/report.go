@@ -64,14 +64,14 @@ func (d resume) open(w *Work, mode Mode) error {
 		var p Part
 		err := bench.ReadJSON(filepath.Join(string(d), f.Name()), &p)
 		if err == nil && p.Table+partEnd != f.Name() {
-			err = errors.New("is no table of a work")
+			err = errors.New("not a table of a work")
 		}
 		if err == nil && (p.Work != w.Name || p.Mode != mode || p.Report == nil) {
-			err = fmt.Errorf("is of %s, %s counts", p.Work, p.Mode)
+			err = fmt.Errorf("table of %s, mode %s", p.Work, p.Mode)
 		}
 		if err != nil {
-			return fmt.Errorf("--resume %s is not of %s with %s counts: %s: %w; choose an empty directory", d, w.Name, mode,
-				f.Name(), err)
+			return fmt.Errorf("--resume %s has tables of another run than %s, mode %s: %s: %w; choose an empty directory", d,
+				w.Name, mode, f.Name(), err)
 		}
 	}
 	return nil
@@ -111,16 +111,16 @@ func readReport(path string, w *Work) (*Report, error) {
 		return nil, err
 	}
 	if r.Work != w.Name {
-		return nil, fmt.Errorf("%s is a report of %q, not of %s", path, r.Work, w.Name)
+		return nil, fmt.Errorf("%s is a report of %q, expected %s", path, r.Work, w.Name)
 	}
 	for _, p := range r.Parts {
 		_, err := w.table(p.Table)
 		switch {
 		case err != nil:
 		case p.Report == nil:
-			err = errors.New("is not complete")
+			err = errors.New("incomplete")
 		case p.Work != w.Name || p.Mode != r.Mode:
-			err = fmt.Errorf("is of %q with %s counts, the report of %s with %s counts", p.Work, p.Mode, w.Name, r.Mode)
+			err = fmt.Errorf("belongs to %q, mode %s; the report to %s, mode %s", p.Work, p.Mode, w.Name, r.Mode)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: table %q: %w", path, p.Table, err)

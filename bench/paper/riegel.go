@@ -30,16 +30,16 @@ func before(tun, kerb float64) map[string]float64 {
 
 var riegelProxy = Table{
 	Name:       "proxy",
-	Title:      "Table 5.1, figures 4.1 to 4.3 and 4.5: a service by its virtual address, on one node",
-	Shows:      "TCP handshakes, jitter of UDP at 1 Mbit/s, one CUBIC stream and CPU of 100 Mbit/s",
+	Title:      "Table 5.1, figures 4.1 to 4.3 and 4.5: connections to a virtual address, on one node",
+	Shows:      "TCP handshakes, UDP jitter at 1 Mbit/s, one CUBIC stream, and CPU time at 100 Mbit/s",
 	Counts:     counts("15 handshakes, streams of 20 s", "15 handshakes, streams of 2 s", "15 handshakes, streams of 1 s"),
 	Experiment: "proxy",
 	Loads:      Same([]string{sameNode}),
 	Rounds:     [modes]int{30, 10, 1},
 	Takes:      [modes]time.Duration{2 * time.Hour, 6 * time.Minute, 30 * time.Second},
 	Configs:    []Config{{"tun-go", "Oakestra's proxy"}, {"kerb", "eBPF proxy"}, {"nftables", ""}, {"direct", ""}},
-	Differs: "tun-go is a proxy built like Oakestra's in place of NetManager; latency is that of connect(2) with both " +
-		"ends on one CPU in place of hping3",
+	Differs: "tun-go is a proxy with the design of Oakestra's, instead of NetManager; latency is that of connect(2) " +
+		"with both ends on one CPU, instead of hping3",
 	Rows: []Row{
 		{Label: "latency", Load: sameNode, Metric: "connect", Stat: "p50", Unit: "ms", By: 1e-3,
 			Published: before(4.66, 4.14)},
@@ -59,14 +59,14 @@ var twoNodesConfigs = []Config{{"tun-go", "Oakestra's proxy"}, {"kerb", ""}, {"v
 
 const (
 	onTwoNodes = "two-nodes-virtual/ipv4"
-	twoDiffers = "the work has it on one node only, and asks for this: proxy and tunnel, with a veth pair between two " +
-		"namespaces in place of a network; the largest packet of services is 1450 bytes"
+	twoDiffers = "the work measures one node only, and proposes this as future work: proxy and tunnel, with a veth pair " +
+		"between two namespaces instead of a network; the MTU of services is 1450 bytes"
 )
 
 // riegelTwoNodes is riegelProxy with the server on another node; nothing is published of it.
 var riegelTwoNodes = Table{
 	Name:       "proxy-two-nodes",
-	Title:      "Section 5.2.5: the same with the server on another node",
+	Title:      "Section 5.2.5: the same, with the server on another node",
 	Shows:      riegelProxy.Shows,
 	Counts:     riegelProxy.Counts,
 	Experiment: "proxy",
@@ -111,7 +111,7 @@ var (
 	riegelSweepTwo = sweepTable("sweep-two-nodes", "Section 5.2.5: UDP in steps of 50 Mbit/s to another node",
 		"sweep/two-nodes", "4-4-two-nodes", twoNodesConfigs, twoDiffers)
 	riegelTimeline = timelineTable("timeline", "Figures 4.5 and 4.6: CPU and memory over time", "timeline/one-node", "",
-		riegelProxy.Configs, "of the programs that take part and their share of memory, in place of the whole machine")
+		riegelProxy.Configs, "of the participating programs and their share of memory, instead of the whole machine")
 	riegelTimelineTwo = timelineTable("timeline-two-nodes", "Section 5.2.5: CPU and memory over time, on two nodes",
 		"timeline/two-nodes", "-two-nodes", twoNodesConfigs, twoDiffers)
 )
@@ -124,8 +124,8 @@ func sweepTable(name, title, load, figure string, configs []Config, differs stri
 	loads := [modes][]string{{load}, {load}, nil}
 	return Table{
 		Name: name, Title: title, Experiment: "proxy", Loads: loads, Configs: configs, Differs: differs,
-		Shows: "The highest rate of payload at which at most 1 % of the packets are lost, or at which the generator was at " +
-			"its own limit (in how many rounds it was), and one-way latency and loss by rate",
+		Shows: "The highest payload rate with a loss of at most 1 %, or the limit of the generator (with the number of " +
+			"rounds in which it was reached), and one-way latency and loss by rate",
 		Counts: counts("60 s of each rate", "6 s of each rate", ""),
 		Rounds: Same(1),
 		Takes:  [modes]time.Duration{2 * time.Hour, 12 * time.Minute, 0},
@@ -151,7 +151,7 @@ func timelineTable(name, title, load, figure string, configs []Config, differs s
 	t := Table{
 		Name: name, Title: title, Experiment: "proxy", Configs: configs, Differs: differs,
 		Loads:  [modes][]string{{load}, {load}, nil},
-		Shows:  "A third of the time idle, a third with 100 Mbit/s of TCP, and a third after it, with 30 samples each",
+		Shows:  "Three phases of the same length with 30 samples each: idle, with 100 Mbit/s of TCP, and idle again",
 		Counts: counts("45 s", "6 s", ""),
 		Rounds: [modes]int{30, 10, 1},
 		Takes:  [modes]time.Duration{90 * time.Minute, 5 * time.Minute, 0},
@@ -180,8 +180,8 @@ func riegelReturns(f *found) (bool, string) {
 	memory := f.positive("timeline", "kerb", "timeline/one-node", "memory_idle", "p50")
 	f.positive("timeline", "kerb", "timeline/one-node", "cpu_load", "p50") // otherwise there was none
 	cpu, more := of("cpu_after")-of("cpu_idle"), of("memory_after")/memory-1
-	why := fmt.Sprintf("%+.2f points of CPU and %+.1f %% of memory; %g points and %g %% are taken for the same", cpu,
-		100*more, returnsCPU, 100*returnsMemory)
+	why := fmt.Sprintf("%+.2f percentage points of CPU and %+.1f %% of memory; up to %g points and %g %% count as equal",
+		cpu, 100*more, returnsCPU, 100*returnsMemory)
 	return math.Abs(cpu) <= returnsCPU && math.Abs(more) <= returnsMemory, why
 }
 
@@ -193,9 +193,9 @@ func riegelSweeps(f *found) (bool, string) {
 	kerb, tun, direct := of("kerb"), of("tun-go"), of("direct")
 	more := ""
 	if f.of("sweep", "kerb", "sweep/one-node", "generator_limit", "sum") > 0 {
-		more = " or more, as the generator was at its limit"
+		more = " or more, the limit of the generator"
 	}
-	return kerb > tun, fmt.Sprintf("%.0f Mbit/s%s, against %.0f, and %.0f without a proxy", kerb, more, tun, direct)
+	return kerb > tun, fmt.Sprintf("%.0f Mbit/s%s; with tun-go %.0f, without a proxy %.0f", kerb, more, tun, direct)
 }
 
 // riegelClaim holds if the ratio of Kerb's figure to the user-space proxy's is at most, or at least, the published one.
@@ -203,7 +203,7 @@ func riegelClaim(text, label, metric string, holds func(ratio, limit float64) bo
 	return Claim{Text: text, Where: "table 5.1", Judge: func(f *found) (bool, string) {
 		of := func(config string) float64 { return f.positive("proxy", config, sameNode, metric, "p50") }
 		ratio := of("kerb") / of("tun-go")
-		why := fmt.Sprintf("%+.1f %%, and against the way without a proxy %+.1f %%", 100*(ratio-1),
+		why := fmt.Sprintf("%+.1f %%; compared with no proxy %+.1f %%", 100*(ratio-1),
 			100*(of("kerb")/of("direct")-1))
 		return holds(ratio, riegelProxy.publishedRatio(label, "kerb", "tun-go")), why
 	}}

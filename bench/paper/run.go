@@ -60,7 +60,7 @@ func (q request) run(ctx context.Context) (*Report, error) {
 		fmt.Fprintf(q.progress, "%s: about %v\n", t.Title, t.Takes[q.mode])
 		left += t.Takes[q.mode]
 	}
-	fmt.Fprintf(q.progress, "all of it: about %v on two CPUs, with %s\n", left, q.mode.text())
+	fmt.Fprintf(q.progress, "all tables: about %v on two CPUs, with %s\n", left, q.mode.text())
 	for i := range q.work.Tables {
 		t := &q.work.Tables[i]
 		p, ok, err := q.resume.finished(t.Name)
@@ -86,7 +86,7 @@ func (q request) run(ctx context.Context) (*Report, error) {
 func (q request) measure(ctx context.Context, t *Table) (Part, error) {
 	e, ok := bench.Find(t.Experiment)
 	if !ok {
-		return Part{}, fmt.Errorf("this program has no experiment %q", t.Experiment)
+		return Part{}, fmt.Errorf("unknown experiment %q", t.Experiment)
 	}
 	fmt.Fprintf(q.progress, "\n%s\n", t.Title)
 	run := bench.NewRun(e, q.mode == Quick, t.Rounds[q.mode], t.Loads[q.mode], q.progress)

@@ -29,9 +29,9 @@ const keys = "published-keys"
 var simasMeshes = []struct{ name, theirs string }{{"none", "no mesh"}, {"cilium-like", "Cilium"},
 	{"sidecar", "Istio sidecar"}}
 
-const simasDiffers = "two namespaces and a node's, which translates the service's address, in place of Kubernetes; " +
-	"all programs share a CPU; CPU and memory are of all programs in place of the whole machine; published are p50 of " +
-	"five runs, of the work's notebooks, and its changes in percent"
+const simasDiffers = "two namespaces, and one of a node that translates the service's address, instead of " +
+	"Kubernetes; all programs share a CPU; CPU and memory are totals of all programs instead of the whole machine; " +
+	"published values are the p50 of five runs, from the work's notebooks, and changes in percent"
 
 // simasMetric is what a work's tables have in each mesh.
 type simasMetric struct {
@@ -91,9 +91,9 @@ func simasTable(name, title, shows, workload string, counts [modes]string, diffe
 }
 
 var simasEcho = simasTable("ping-echo", "Chapter 5, ping-echo",
-	"Requests and answers of 24 bytes on one connection, both ends in Python", "echo",
+	"Requests and replies of 24 bytes on one connection, both ends in Python", "echo",
 	counts("100,000 requests", "10,000 requests", "100 requests"),
-	"; the rate is that of a run in place of the median of single requests",
+	"; the rate is that of a whole run instead of the median of single requests",
 	[modes]time.Duration{4 * time.Minute, 90 * time.Second, 15 * time.Second}, []simasMetric{
 		{Row: Row{Label: "latency p25", Metric: "latency", Stat: "p25", Unit: "us"},
 			values: pairs(97.7, 60.6, 83, 60.9, 406.5, 236.1)},
@@ -114,7 +114,7 @@ var simasEcho = simasTable("ping-echo", "Chapter 5, ping-echo",
 	})
 
 var simasFile = simasTable("file-transfer", "Chapter 5, file-transfer", "A file in one direction", "file",
-	counts("1000 MiB", "100 MiB", "1 MiB"), "; C in place of ncat",
+	counts("1000 MiB", "100 MiB", "1 MiB"), "; a C program instead of ncat",
 	[modes]time.Duration{3 * time.Minute, 90 * time.Second, 12 * time.Second}, []simasMetric{
 		{Row: Row{Label: "completion time", Metric: "fct", Stat: "p50", Unit: "s"},
 			values: pairs(10.5, 8.3, 9.5, 8.4, 6.9, 8.3), changes: percents(-21, -11.7, 20)},
@@ -123,8 +123,8 @@ var simasFile = simasTable("file-transfer", "Chapter 5, file-transfer", "A file 
 		{Row: simasMemory},
 	})
 
-var simasRedis = simasTable("redis", "Chapter 5, redis", "A SET and ten GETs in turn on 2 x 50 connections, as "+
-	"memtier_benchmark does", "redis",
+var simasRedis = simasTable("redis", "Chapter 5, redis", "One SET, then ten GETs, on 2 x 50 connections, like "+
+	"memtier_benchmark", "redis",
 	counts("1,000,000 operations", "100,000 operations", "2,000 operations"),
 	"; the published latencies are means of runs",
 	[modes]time.Duration{20 * time.Minute, 4 * time.Minute, 15 * time.Second}, []simasMetric{
@@ -200,7 +200,7 @@ func simasClaim(table, mesh string, row Row) Claim {
 }
 
 // simasMemoryClaim is of MB, that is, 10^6 bytes.
-var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB of memory more", Where: "chapter 5",
+var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB more memory", Where: "chapter 5",
 	Judge: func(f *found) (bool, string) {
 		least, most := math.Inf(1), math.Inf(-1)
 		for _, t := range []*Table{&simasEcho, &simasFile, &simasRedis} {
@@ -210,11 +210,11 @@ var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB of memory
 				least, most = min(least, more), max(most, more)
 			}
 		}
-		return most <= 61.3, fmt.Sprintf("%.1f to %.1f MB, of the agent and its maps, which a node has once", least, most)
+		return most <= 61.3, fmt.Sprintf("%.1f to %.1f MB, for the agent and its maps, once per node", least, most)
 	}}
 
-var simasAmbientClaim = Claim{Text: "The same gains within Istio ambient", Where: "chapter 5",
+var simasAmbientClaim = Claim{Text: "The same gains with Istio ambient", Where: "chapter 5",
 	NotMeasured: "`kerb bench mesh --loads 'ambient/*'` measures ztunnel: its sockets stay on " +
-		"TCP, so that nothing is gained. The published figures of ambient equal those of no mesh within " +
-		"2 % (ping-echo 122.0 and 121.4 us, redis 48,314 and 48,005 operations a second), and the published manifests " +
+		"TCP, so that there is no gain. The published results for ambient are within 2 % of those without a mesh " +
+		"(ping-echo 122.0 and 121.4 us, redis 48,314 and 48,005 operations per second), and the published manifests " +
 		"do not label their namespaces for ambient: ztunnel was probably not in the path"}

@@ -27,14 +27,14 @@ var weinholdConfigs = []Config{{"user", "user"}, {"mixed", "mixed"}, {"kernel", 
 
 // weinholdPrograms are these, and the work's own programs in the kernel, built by its description: map of texts, four
 // operations on it for each request.
-var weinholdPrograms = append(slices.Clone(weinholdConfigs), Config{"published-mixed", "rebuilt by its text"},
-	Config{"published-kernel", "rebuilt by its text"})
+var weinholdPrograms = append(slices.Clone(weinholdConfigs), Config{"published-mixed", "rebuilt from its text"},
+	Config{"published-kernel", "rebuilt from its text"})
 
-const oneMachine = "one machine with network namespaces in place of two virtual machines, the client on one half of " +
+const oneMachine = "one machine with network namespaces instead of two virtual machines, the client on one half of " +
 	"the CPUs and the server on the other"
 
-var weinholdCounts = counts("10,000 requests of each thread", "1,000 requests of each thread",
-	"10 requests of each thread")
+var weinholdCounts = counts("10,000 requests per thread", "1,000 requests per thread",
+	"10 requests per thread")
 
 // three are values of the configs in their order.
 func three(user, mixed, kernel float64) map[string]float64 {
@@ -44,8 +44,8 @@ func three(user, mixed, kernel float64) map[string]float64 {
 var weinholdTimes = Table{
 	Name:  "times",
 	Title: "Tables 5.4 and 5.5, figures 5.3 and 5.4: response times of 120 threads",
-	Shows: "The time of a thread, divided by its requests: in one run (table 5.4; ours are the medians of the " +
-		"runs, and the lowest and the highest of all), and the medians of 96 runs (table 5.5)",
+	Shows: "The time that a thread takes, divided by its requests: of one run (table 5.4; ours are the medians, the " +
+		"minimum and the maximum of all runs), and the medians of 96 runs (table 5.5)",
 	Experiment: "responder",
 	Loads:      Same([]string{"published/120"}),
 	Rounds:     [modes]int{96, 10, 3},
@@ -102,15 +102,15 @@ const (
 var weinholdLoss = Table{
 	Name:       "loss",
 	Title:      "Table 5.6, figure 5.5: threads until the first request is lost",
-	Shows:      "How many threads got all their answers, of one more each time",
+	Shows:      "The number of threads, increased one by one, until a thread misses a reply",
 	Experiment: "responder",
 	Loads:      [modes][]string{{untilLoss}, {untilLoss}, {"until-loss/40"}},
 	Rounds:     [modes]int{5, 1, 1},
 	Counts:     weinholdCounts,
 	Takes:      [modes]time.Duration{80 * time.Hour, 5 * time.Minute, 6 * time.Second},
 	Configs:    weinholdPrograms,
-	Differs: oneMachine + "; 20 threads more each time unless with the published counts, and never more than 400, which " +
-		"stands for no loss",
+	Differs: oneMachine + "; increased by 20 threads unless with the published number of repetitions, up to 400, which " +
+		"means no loss",
 	Rows: []Row{
 		{Label: "median", Load: "until-loss/*", Metric: "lossfree_threads", Stat: "p50", Unit: "threads",
 			Over: "median", Published: three(139, 265, 270)},
@@ -118,13 +118,13 @@ var weinholdLoss = Table{
 			Published: three(139.5, 269.6, 271.7)},
 	},
 	Figures: []bench.Figure{{Kind: "box", Name: "5-5", Title: fmt.Sprintf("Figure 5.5: threads until the first request "+
-		"is lost, of %d at most", mostThreads), Metric: "lossfree_threads", Stat: "p50"}},
+		"is lost, at most %d", mostThreads), Metric: "lossfree_threads", Stat: "p50"}},
 }
 
 var weinholdThreads = Table{
 	Name:       "threads",
-	Title:      "Figure 5.6: response time against the number of threads",
-	Shows:      "Median over threads for each number of them, and the straight line through these",
+	Title:      "Figure 5.6: response time by number of threads",
+	Shows:      "The median over threads for each number of threads, and a linear regression",
 	Experiment: "responder",
 	Loads: [modes][]string{threadLoads(10, 10), threadLoads(50, 50),
 		{"threads/1", "threads/60", "threads/120"}},
@@ -151,26 +151,26 @@ func threadLoads(first, step int) []string {
 }
 
 var weinholdClaims = []Claim{
-	{Text: "Answers of the kernel are 1.76 times (mixed) and 1.43 times (kernel) as fast", Where: "the text; the tables " +
-		"give 1.75 and 1.42, or 1.46 and 1.38 over 96 runs", Judge: func(f *found) (bool, string) {
+	{Text: "Replies from the kernel are 1.76 times (mixed) and 1.43 times (kernel) as fast", Where: "the text; the " +
+		"tables give 1.75 and 1.42, or 1.46 and 1.38 over 96 runs", Judge: func(f *found) (bool, string) {
 		time := func(config string) float64 { return f.positive("times", config, "published/120", "thread_mean", "p50") }
 		asked := func(config string) float64 {
 			return weinholdTimes.publishedRatio("5.5 median of medians", "user", config)
 		}
 		mixed, kernel := time("user")/time("mixed"), time("user")/time("kernel")
 		return atLeast(mixed, asked("mixed")) && atLeast(kernel, asked("kernel")),
-			fmt.Sprintf("%.2f and %.2f times; the %.3f and %.3f of 96 runs are asked for", mixed, kernel, asked("mixed"),
+			fmt.Sprintf("%.2f and %.2f times; required are the %.3f and %.3f of 96 runs", mixed, kernel, asked("mixed"),
 				asked("kernel"))
 	}},
-	{Text: "The slowest thread with answers of the kernel is faster than the fastest without", Where: "table 5.4",
+	{Text: "The slowest thread with replies from the kernel is faster than the fastest without", Where: "table 5.4",
 		Judge: func(f *found) (bool, string) {
 			of := func(config, stat string) float64 {
 				return f.positive("times", config, "published/120", "thread_mean", stat)
 			}
 			slowest, fastest := max(of("mixed", "max"), of("kernel", "max")), of("user", "min")
-			return slowest < fastest, fmt.Sprintf("%.3f ms against %.3f ms", slowest/1e3, fastest/1e3)
+			return slowest < fastest, fmt.Sprintf("%.3f ms, without %.3f ms", slowest/1e3, fastest/1e3)
 		}},
-	{Text: "Response times vary less between threads with answers of the kernel", Where: "table 5.4",
+	{Text: "Response times vary less between threads with replies from the kernel", Where: "table 5.4",
 		Judge: func(f *found) (bool, string) {
 			of := func(config string) float64 {
 				return f.positive("times", config, "published/120", "thread_mean", "stddev")
@@ -187,15 +187,17 @@ var weinholdClaims = []Claim{
 			worst, parts = max(worst, spread), append(parts, fmt.Sprintf("%s %.2f", c.Name, spread))
 		}
 		return worst < 1.5, "slowest over fastest thread, by medians of the runs: " + strings.Join(parts, ", ") +
-			"; below 1.5 is taken for none"
+			"; below 1.5 counts as none"
 	}},
-	{Text: "1.93 times (mixed) and 1.95 times (kernel) as many threads until the first loss", Where: "table 5.6, by " +
+	{Text: "1.93 times (mixed) and 1.95 times (kernel) as many threads until the first loss", Where: "table 5.6, from " +
 		"its means; its medians give 1.91 and 1.94", Judge: lossComesLater},
 	{Text: "The regression lines meet near 250 threads", Where: "figure 5.6", Judge: regressionsMeet},
 	{Text: "TCP needs little change", Where: "section 4.1",
-		NotMeasured: "`kerb bench responder --loads 'tcp/*'` has what was tried, and docs/limits.md why it is not in Kerb"},
+		NotMeasured: "`kerb bench responder --loads 'tcp/*'` measures what was tried; docs/limits.md says why Kerb does " +
+			"not include it"},
 	{Text: "More clients on the same hardware need less energy", Where: "section 5.4",
-		NotMeasured: "no meter on the machines used; `kerb bench responder --loads 'energy/*'` reads those that Linux shows"},
+		NotMeasured: "the machines used have no energy counters; `kerb bench responder --loads 'energy/*'` reads those " +
+			"that Linux provides"},
 }
 
 // lossComesLater is not known where the most threads that are tried get all their answers and are still too few.
@@ -210,8 +212,8 @@ func lossComesLater(f *found) (bool, string) {
 	if !good && !short {
 		f.miss(fmt.Sprintf("runs with more than %d threads (at the cap)", mostThreads))
 	}
-	return good, fmt.Sprintf("%g, %g and %g threads (user, mixed, kernel), where %d is the most that was tried; the "+
-		"ratios of the medians are asked for", user, of("mixed"), of("kernel"), mostThreads)
+	return good, fmt.Sprintf("%g, %g and %g threads (user, mixed, kernel), of at most %d; required are the "+
+		"ratios of the medians", user, of("mixed"), of("kernel"), mostThreads)
 }
 
 // regressionsMeet takes any two of the lines.
@@ -231,5 +233,5 @@ func regressionsMeet(f *found) (bool, string) {
 			parts = append(parts, fmt.Sprintf("%s and %s nowhere", pair[0], pair[1]))
 		}
 	}
-	return near, "lines meet: " + strings.Join(parts, ", ") + "; 200 to 300 is taken for near"
+	return near, "lines meet: " + strings.Join(parts, ", ") + "; 200 to 300 counts as near"
 }

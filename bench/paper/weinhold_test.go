@@ -47,7 +47,7 @@ func TestClaimsOfWeinhold(t *testing.T) {
 	}
 	busy := publishedWeinhold()
 	busy.Parts[0].Report.Machine, busy.Parts[0].Report.CPUs = &bench.Machine{Load: 2}, 2
-	if v := weinholdClaims[0].judge(busy); v.outcome != holds+", on a machine that did other work" {
+	if v := weinholdClaims[0].judge(busy); v.outcome != holds+", but other programs used the CPUs" {
 		t.Errorf("on a busy machine: %+v", v)
 	}
 	for n, spoil := range []func(times, loss, threads *bench.Report){

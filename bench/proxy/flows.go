@@ -74,8 +74,9 @@ func runFlows(ctx context.Context, r *bench.Run, load string) error {
 	if err := checkConntrack(n); err != nil {
 		return err
 	}
-	r.Note("flows/...: forward is the way from client to server, reply the way back, hot is forward with packets of one " +
-		"flow only while all are open; packet and packet_hot are Kerb's part of it; conntrack does not verify checksums")
+	r.Note("flows/...: forward is the path from client to server, reply the path back; hot is forward with packets of " +
+		"one flow only, while all flows are open; packet and packet_hot are Kerb's share; conntrack does not verify " +
+		"checksums")
 	var trials []bench.Trial
 	for _, c := range configs[:4] {
 		var f *flows

@@ -69,7 +69,7 @@ func (k *kerb) packet(f func() error) (float64, error) {
 	}
 	packets := after.RunCount - before.RunCount
 	if packets == 0 {
-		return 0, errors.New("no packet met the chain")
+		return 0, errors.New("no packet reached the chain")
 	}
 	return float64((after.Runtime - before.Runtime).Nanoseconds()) / float64(packets), nil
 }

@@ -26,10 +26,10 @@ var longConfigs = []string{"direct", "kerb", "nftables", "tun-go"}
 
 // runLong measures rising rates, or CPU and memory over time, by virtual IPv4 addresses.
 func runLong(ctx context.Context, r *bench.Run, load string) error {
-	r.Note("sweep: 1400 bytes of UDP payload in a packet; one-way latency is from the sender's system call to the " +
-		"receiver's, by one clock; packets that the receiver's own buffer has no room for do not count as lost")
-	r.Note("timeline: CPU and memory are of client, server, user-space proxies, Kerb's agents and control planes, and " +
-		"the memory of Kerb's maps; the generator of the sweep runs in the process of the benchmark")
+	r.Note("sweep: 1400 bytes of UDP payload per packet; one-way latency is from the sender's system call to the " +
+		"receiver's, by the same clock; packets dropped because the receiver's socket buffer is full do not count as lost")
+	r.Note("timeline: CPU and memory are totals of client, server, user-space proxies, Kerb's agents, control planes " +
+		"and maps; the generator of the sweep runs in the process of the benchmark")
 	if strings.HasSuffix(load, onTwoNodes) {
 		return tunnel.RunLong(ctx, r, load)
 	}

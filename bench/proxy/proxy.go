@@ -30,7 +30,7 @@ var virtual = map[string][2]netip.Addr{
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "proxy",
-		Short:      "a service by its virtual address, against nftables, iptables and user-space proxies",
+		Short:      "connections to a virtual address, compared with nftables, iptables and user-space proxies",
 		Baseline:   "direct",
 		Loads:      slices.Concat([]string{"same-node/ipv4", "same-node/ipv6"}, tunnel.VirtualLoads, flowLoads),
 		QuickLoads: []string{"same-node/ipv4", "flows/uniform-10k"},
@@ -58,8 +58,7 @@ var configs = []config{
 }
 
 func run(ctx context.Context, r *bench.Run) error {
-	r.Note("nftables and iptables: one service among 100, routed services without a bridge; masquerading and " +
-		"policy left out")
+	r.Note("nftables and iptables: one of 100 services, routed, without a bridge; no masquerading and no policy")
 	for _, load := range r.Loads() {
 		run := runLoad
 		if path.IsLong(load) {

@@ -44,13 +44,14 @@ func compile(ctx context.Context, serverCPUs int, remote bool) (*tools, error) {
 // divide gives servers the last CPUs, 0: the upper half, and the client the others.
 func divide(all []int, servers int) (client, others []int, err error) {
 	if len(all) < 2 {
-		return nil, nil, errors.New("client and server need two CPUs, this machine has one")
+		return nil, nil, errors.New("this machine has one CPU: client and server need one each")
 	}
 	if servers == 0 {
 		servers = len(all) - len(all)/2
 	}
 	if servers < 1 || servers >= len(all) {
-		return nil, nil, fmt.Errorf("--server-cpus %d: of the %d CPUs client and server need one each", servers, len(all))
+		return nil, nil, fmt.Errorf("--server-cpus %d: this machine has %d CPUs, and client and servers need at least one "+
+			"each", servers, len(all))
 	}
 	return all[:len(all)-servers], all[len(all)-servers:], nil
 }

@@ -114,7 +114,7 @@ func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sa
 	var a answerTo
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
 	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
-		e.run.Invalidate("%s: %d of %d limits are not of the curve", c.config, a.Answered-a.Curved, a.Answered)
+		e.run.Invalidate("%s: %d of %d limits are not on the curve", c.config, a.Answered-a.Curved, a.Answered)
 	}
 	return rtt(a), err
 }
@@ -159,7 +159,8 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 		return err
 	})
 	if want := uint64(threads * requests); err == nil && a.Sent < want {
-		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want, longest)
+		e.run.Note("published/%d, %s: fewer than %d requests, as the round was stopped after %v", threads, c.config, want,
+			longest)
 	}
 	if e.run.Scale > 0 {
 		e.run.Keep(c.config, fmt.Sprintf("published/%d", threads), "thread_mean", "us", a.ThreadMeans)
@@ -181,18 +182,18 @@ func (e *experiment) ask(c *contender, mode string, threads, requests int) (answ
 	}
 	e.check(c, a)
 	if a.lost() > 0 {
-		e.run.Invalidate("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(),
-			a.Sent, threads)
+		e.run.Invalidate("%s: %d of %d requests were lost, with %d threads that each wait for a reply before the next "+
+			"request", c.config, a.lost(), a.Sent, threads)
 	}
 	return a, err
 }
 
 func (e *experiment) check(c *contender, a answerTo) {
 	if a.Wrong > 0 {
-		e.run.Invalidate("%s gave %d wrong answers of %d", c.config, a.Wrong, a.Answered)
+		e.run.Invalidate("%s: %d of %d replies were wrong", c.config, a.Wrong, a.Answered)
 	}
 	if a.Answered > a.Sent {
-		e.run.Invalidate("%s answered %d requests %d times", c.config, a.Sent, a.Answered)
+		e.run.Invalidate("%s: %d requests, but %d replies", c.config, a.Sent, a.Answered)
 	}
 }
 
@@ -228,7 +229,7 @@ func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, err
 	})
 	e.check(c, a)
 	if reached := float64(a.Sent) / a.Seconds; reached < 0.95*float64(rate) {
-		e.run.Note("offered/%d: the client could not send that many", rate)
+		e.run.Note("offered/%d: the client could not send at this rate", rate)
 	}
 	return []bench.Sample{
 		bench.P50("lost", "%", 100*float64(a.lost())/float64(a.Sent)),
@@ -244,7 +245,7 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	low, high := lowestRate, highestRate
 	defer func() {
 		if best == 0 && err == nil {
-			e.run.Note("%s: a loss-free rate of 0 stands for losses at %d requests/s, the lowest rate that was tried",
+			e.run.Note("%s: a loss-free rate of 0 means loss at %d requests/s, the lowest rate tried",
 				c.config, int(high))
 		}
 	}()

@@ -47,7 +47,7 @@ func (k kept) where() string {
 		text += ". **A busy machine**: " + strings.Join(why, "; ")
 	}
 	if n := len(k.Unsound); n > 0 {
-		text += fmt.Sprintf(". **Not sound** in %d rounds: %s", n, k.Unsound[0])
+		text += fmt.Sprintf(". **Invalid** in %d rounds: %s", n, k.Unsound[0])
 	}
 	return text + ".\n\n"
 }

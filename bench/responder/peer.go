@@ -61,7 +61,7 @@ const (
 func (q question) check() error {
 	switch {
 	case !slices.Contains([]string{"ask", "offer"}, q.Mode) || !slices.Contains([]string{"speed", "coap"}, q.Protocol):
-		return fmt.Errorf("mode %q of protocol %q: there are ask and offer of speed and coap", q.Mode, q.Protocol)
+		return fmt.Errorf("mode %q of protocol %q: modes are ask and offer, protocols speed and coap", q.Mode, q.Protocol)
 	case q.Port < 1 || q.Port > math.MaxUint16 || q.Threads < 1 || q.Threads > peerThreads:
 		return fmt.Errorf("port %d, %d threads: want a port, and 1 to %d threads", q.Port, q.Threads, peerThreads)
 	case q.Milliseconds < 0 || q.Milliseconds > peerLength.Milliseconds() || !(q.Number >= 0 && q.Number <= peerNumber):
@@ -75,9 +75,9 @@ func peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
 		Short: "Run the client of `kerb bench responder --peer` on this machine",
-		Long: "Waits for `kerb bench responder --peer` on another machine, and runs its client here, on all CPUs. It " +
-			"sends requests only to the\nmachine that asks, which has to know the token. The token crosses the network as it " +
-			"is: use one that is for this alone.",
+		Long: "Waits for `kerb bench responder --peer` on another machine, and runs its client here, on all CPUs. The " +
+			"client sends requests\nonly to that machine, which must present the token. The token crosses the network " +
+			"unencrypted: do not use it for anything else.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true
@@ -92,8 +92,8 @@ func peerCommand() *cobra.Command {
 			return servePeer(ctx, listen, token, cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", "", "address and port to wait at")
-	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token, which both machines have")
+	cmd.Flags().StringVar(&listen, "listen", "", "address and port to listen on")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token, the same on both machines")
 	_ = cmd.MarkFlagRequired("listen") // fails for unknown flags only
 	_ = cmd.MarkFlagRequired("token-file")
 	return cmd
@@ -124,7 +124,7 @@ func servePeer(ctx context.Context, listen, token string, log io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(log, "waiting at %s\n", listener.Addr())
+	fmt.Fprintf(log, "listening on %s\n", listener.Addr())
 	var serving sync.WaitGroup // a client ends before this program does
 	defer serving.Wait()
 	handler := newPeer(token, t, exec.CommandContext)
@@ -169,7 +169,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	given := []byte(r.Header.Get("Authorization"))
 	if subtle.ConstantTimeCompare(given, []byte("Bearer "+p.token)) != 1 {
 		w.Header().Set("Connection", "close")
-		http.Error(w, "the token is not the one of --token-file here", http.StatusUnauthorized)
+		http.Error(w, "the token differs from that of --token-file on the peer", http.StatusUnauthorized)
 		return
 	}
 	var q question
@@ -189,7 +189,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !p.running.TryLock() {
-		http.Error(w, "another benchmark uses this peer", http.StatusConflict)
+		http.Error(w, "this peer is in use by another benchmark", http.StatusConflict)
 		return
 	}
 	defer p.running.Unlock()

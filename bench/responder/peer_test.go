@@ -76,7 +76,7 @@ func TestPeer(t *testing.T) {
 		}
 	}
 	notes := strings.Join(r.Notes, "\n")
-	for _, want := range []string{"routed/16 is left out: with --peer", "the client is on " + e.remote.at} {
+	for _, want := range []string{"routed/16 is left out: --peer supports", "the client is on " + e.remote.at} {
 		if !strings.Contains(notes, want) {
 			t.Errorf("no %q in\n%s", want, notes)
 		}
@@ -89,7 +89,7 @@ func TestPeer(t *testing.T) {
 	}
 	e.remote.token = "another token, no"
 	if _, err := e.remote.ask(question{Mode: "ask", Protocol: "speed", Port: port, Threads: 1, Number: 1}); err == nil ||
-		!strings.Contains(err.Error(), "the token is not the one") {
+		!strings.Contains(err.Error(), "the token differs") {
 		t.Errorf("with another token: %v", err)
 	}
 }
@@ -99,8 +99,8 @@ func TestPeerRefuses(t *testing.T) {
 	h := newPeer(testToken, &tools{}, nil) // a question that is let through panics
 	good := `{"mode":"ask","protocol":"speed","port":7007,"threads":1,"milliseconds":1,"number":1}`
 	for body, want := range map[string]string{
-		`{"mode":"cost"}`: "there are ask and offer",
-		strings.Replace(good, `"speed"`, `"tcp"`, 1):                          "there are ask and offer",
+		`{"mode":"cost"}`: "modes are ask and offer",
+		strings.Replace(good, `"speed"`, `"tcp"`, 1):                          "modes are ask and offer",
 		strings.Replace(good, "7007", "0", 1):                                 "want a port",
 		strings.Replace(good, "7007", "65536", 1):                             "want a port",
 		strings.Replace(good, `"threads":1`, `"threads":0`, 1):                "1 to 1000 threads",

@@ -20,11 +20,11 @@ func (e *experiment) measurePrecision(c *contender, arrivals int) ([]bench.Sampl
 	})
 	e.check(c, a)
 	if a.lost() > 0 || a.Answered == 0 {
-		e.run.Invalidate("precision/%d, %s: %d of %d cars had no answer", arrivals, c.config, a.lost(), a.Sent)
+		e.run.Invalidate("precision/%d, %s: %d of %d cars got no reply", arrivals, c.config, a.lost(), a.Sent)
 	}
 	if (c.config == "user" || c.config == "kernel") && a.Off > 0 {
-		e.run.Invalidate("precision/%d, %s: %d of %d limits are not those of the cars in range", arrivals, c.config, a.Off,
-			a.Answered)
+		e.run.Invalidate("precision/%d, %s: %d of %d limits do not match the number of cars in range", arrivals, c.config,
+			a.Off, a.Answered)
 	}
 	return []bench.Sample{
 		bench.P50("off", "%", 100*float64(a.Off)/float64(max(1, a.Answered))),

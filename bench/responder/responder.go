@@ -25,15 +25,15 @@ import (
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "responder",
-		Short:      "requests answered in the kernel against servers in user space, AF_XDP and a bare reflector",
+		Short:      "requests answered in the kernel, compared with servers in user space, AF_XDP and a bare reflector",
 		Baseline:   "user",
 		Loads:      loads(),
 		QuickLoads: []string{"direct/16", "routed/16"},
 		Flags: func(cmd *cobra.Command) {
 			cmd.Flags().IntVar(&flags.serverCPUs, "server-cpus", 0, "CPUs of the servers; the client has all others "+
 				"(default half, with --peer all)")
-			cmd.Flags().StringVar(&flags.peer, "peer", "", "address and port of `kerb bench peer` on the machine that is to "+
-				"be the client; servers are on this one")
+			cmd.Flags().StringVar(&flags.peer, "peer", "", "address and port of `kerb bench peer` on the client's machine; "+
+				"the servers run on this one")
 			cmd.Flags().StringVar(&flags.tokenFile, "token-file", "", "file with the token of --peer")
 		},
 		Run: run,
@@ -193,11 +193,11 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		return err
 	}
 	if e.remote != nil && !slices.Contains(remoteLoads, name) {
-		e.run.Note("%s is left out: with --peer there are %s", load, strings.Join(remoteLoads, ", "))
+		e.run.Note("%s is left out: --peer supports %s", load, strings.Join(remoteLoads, ", "))
 		return nil
 	}
 	if _, ok := bench.ReadEnergy(os.DirFS("/")); name == "energy" && !ok {
-		e.run.Note("%s is left out: Linux shows no counter of energy here (/sys/class/powercap)", load)
+		e.run.Note("%s is left out: this machine has no energy counter (/sys/class/powercap)", load)
 		return nil
 	}
 	f := e.family(name)
@@ -268,7 +268,7 @@ func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 		}
 	}
 	c.variant = chosen
-	e.run.Note("%s, %s: the server waits by %q, the variant with the best median of %s", load, c.config, chosen,
+	e.run.Note("%s, %s: the server waits with %q, the variant with the best median of %s", load, c.config, chosen,
 		strings.Join(c.variants, ", "))
 	return nil
 }
@@ -276,28 +276,26 @@ func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 func (e *experiment) notes() {
 	clients, servers := e.tools.cpus()
 	if e.remote != nil {
-		e.run.Note("servers are pinned to CPUs %s of this machine, and what the kernel does for a packet it does where the "+
-			"NIC has its interrupt", servers)
+		e.run.Note("servers are pinned to CPUs %s of this machine; the kernel processes packets on the CPU that handles the "+
+			"NIC's interrupt", servers)
 		return
 	}
-	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU "+
-		"of its sender, "+
-		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
-	e.run.Note("threads share the client's CPUs; each gives its CPU up after an answer, so that turns change between " +
+	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; the kernel processes a packet on the CPU of its "+
+		"sender, but in the routed loads on the server's (RPS), which router and server share", clients, servers)
+	e.run.Note("threads share the client's CPUs; each yields its CPU after a reply, so that threads alternate between " +
 		"requests")
 	if len(e.tools.clients) <= len(e.tools.others) {
-		e.run.Note("the client has no more CPUs than the servers: times of many threads are the client's own work for the " +
-			"most part; --server-cpus 1 on a machine with three CPUs or more changes that")
+		e.run.Note("the client has no more CPUs than the servers: with many threads, times are mostly the client's own " +
+			"work; use --server-cpus 1 on a machine with three or more CPUs to avoid that")
 	}
-	e.run.Note("memory is of the server while it serves, and of the agent with the maps of its modules; the client, and " +
-		"maps of the published programs, are left out")
+	e.run.Note("memory is that of the server under load, and of the agent with the maps of its modules; it does not " +
+		"include the client and the maps of the published programs")
 	if e.run.Scale > 0 {
 		return // no table of the published experiments has it
 	}
-	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs "+
-		"included, at %d requests/s in "+
-		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the "+
-		"answer to the client, and "+
-		"of servers that can spin it is the variant that sleeps; over TCP it is all that was taken of the CPUs",
+	e.run.Note("cpu is the CPU time of client, server and kernel, including softirqs on idle CPUs, at %d requests/s in "+
+		"batches of %d, less the CPU time of the same requests when they are dropped at the server's interface: it includes "+
+		"the delivery of the reply to the client; servers that can spin are measured in the variant that sleeps; over TCP "+
+		"it is all CPU time used",
 		int(costRate), costBatch)
 }

@@ -173,7 +173,7 @@ func (e *experiment) setPointSamples(c *contender, a answerTo, points []point, r
 			continue // before the client asked
 		}
 		if now.First == 0 {
-			e.run.Invalidate("%s: %d was set and not answered", c.config, p.number)
+			e.run.Invalidate("%s: number %d was set, but is in no reply", c.config, p.number)
 			return nil
 		}
 		first = append(first, float64(now.First-p.began)/1e3)
@@ -186,7 +186,7 @@ func (e *experiment) setPointSamples(c *contender, a answerTo, points []point, r
 		}
 	}
 	if len(first) == 0 {
-		e.run.Invalidate("%s: no number was set after the client had begun", c.config)
+		e.run.Invalidate("%s: no number was set after the client started", c.config)
 		return nil
 	}
 	samples := append(bench.MedianAnd99("new_after", "us", first), bench.MedianAnd99("old_until", "us", old)...)

@@ -63,7 +63,7 @@ func (k *kerb) check(nearest string) error {
 		}
 	}
 	if services := int(k.services.Load()); points != 2*services {
-		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, not two for each of %d services",
+		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, expected two for each of %d services",
 			points, nearest, services)
 	}
 	return nil

@@ -103,11 +103,11 @@ func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host, measure meas
 		open func(*netlab.Lab) (Node, error)
 	}{{"kerb", openKerb}, {"shared", openShared}, {"copies", openCopies}} {
 		if c.name == "shared" && r.Quick {
-			r.Note("shared is left out of a quick run: it takes as long as kerb does")
+			r.Note("shared is left out of quick runs: it takes as long as kerb")
 			continue
 		}
 		if err := bench.HaveTCX(); err != nil && c.name == "shared" {
-			r.Note("shared is left out, it needs TCX: %v", err)
+			r.Note("shared is left out, as it needs TCX: %v", err)
 			continue
 		}
 		all = append(all, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {

@@ -53,7 +53,7 @@ func (k *kerb) SetValue(n int) (time.Duration, error) {
 	err := k.Call(http.MethodPost, "/v1/apply", []any{fw}, &r)
 	took := time.Since(start)
 	if valueOnly := len(r.Steps) == 1 && strings.HasPrefix(r.Steps[0], "set values "); err == nil && n > 0 && !valueOnly {
-		err = fmt.Errorf("a change of one rule takes other steps than setting values: %q", r.Steps)
+		err = fmt.Errorf("a change of one rule takes steps other than setting values: %q", r.Steps)
 	}
 	return took, err
 }

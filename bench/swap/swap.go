@@ -101,7 +101,7 @@ func trials(r *bench.Run, lab *netlab.Lab, client, service *netlab.Host) []bench
 	var all []bench.Trial
 	for _, s := range subjects {
 		if err := bench.HaveTCX(); err != nil && s.config != "kerb" {
-			r.Note("%s is left out, it needs TCX: %v", s.config, err)
+			r.Note("%s is left out, as it needs TCX: %v", s.config, err)
 			continue
 		}
 		s.lab, s.client, s.service = lab, client, service
@@ -188,7 +188,7 @@ func (s subject) judge(r *bench.Run, a traffic.StreamStats) {
 		r.Invalidate("%s: the sender reached only %.0f packets/s", s.config, a.Rate)
 	}
 	if a.Generations < uint64(s.replacements*9/10) {
-		r.Invalidate("%s: only %d of %d generations were seen by a packet", s.config, a.Generations, s.replacements+1)
+		r.Invalidate("%s: packets passed only %d of %d generations", s.config, a.Generations, s.replacements+1)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 
 // Command has the parts of `kerb model` that read captures or record.
 func Command() *cobra.Command {
-	c := &cobra.Command{Use: "model", Short: "Make tables of windows of traffic, and replay captures through models"}
+	c := &cobra.Command{Use: "model", Short: "Extract feature tables from traffic, and replay captures through models"}
 	c.AddCommand(windowsCommand(), recordCommand(), replayCommand(), sendCommand())
 	return c
 }
@@ -39,23 +39,24 @@ type settings struct {
 
 func (s *settings) addOptions(c *cobra.Command) {
 	o, f := &s.options, c.Flags()
-	f.DurationVar(&o.Window, "window", 10*time.Second, "length of windows")
+	f.DurationVar(&o.Window, "window", 10*time.Second, "length of a window")
 	f.BoolVar(&o.Sliding, "sliding", false, "windows advance by a quarter of their length")
-	f.StringVar(&o.Frames, "frames", "ethernet", "rpl: where frames are in captures of Ethernet: ethernet or zep")
+	f.StringVar(&o.Frames, "frames", "ethernet", "rpl: encapsulation of 802.15.4 frames in Ethernet captures: ethernet "+
+		"or zep")
 	f.Uint16Var(&o.EtherType, "ether-type", 0x809a, "rpl: EtherType of frames inside Ethernet")
 	f.Uint16Var(&o.Port, "port", 17754, "rpl: UDP port of ZEP")
-	f.BoolVar(&o.Checksum, "checksum", false, "rpl: frames inside Ethernet end with their checksum")
-	f.DurationVar(&o.Repeat, "repeats", 250*time.Millisecond, "rpl: frames with the same sequence number are one "+
-		"message for so long")
+	f.BoolVar(&o.Checksum, "checksum", false, "rpl: frames inside Ethernet end with their FCS")
+	f.DurationVar(&o.Repeat, "repeats", 250*time.Millisecond, "rpl: how long frames with the same sequence number "+
+		"count as one message")
 	f.BoolVar(&o.CountSecured, "secured", false, "rpl: count encrypted frames")
-	f.BoolVar(&s.peer, "peer", false, "flow: count remote addresses with all their flows, not each flow")
+	f.BoolVar(&s.peer, "peer", false, "flow: count per remote address, not per flow")
 	f.StringSliceVar(&s.local, "local", nil, "flow: addresses or prefixes of the service")
 }
 
 func (s *settings) addLabels(c *cobra.Command) {
 	f := c.Flags()
-	f.StringArrayVar(&s.label, "label", nil, "CLASS=SOURCE,...: the class of all windows of sources; may be repeated")
-	f.StringVar(&s.labels, "labels", "", "file with lines CLASS SOURCE [FROM TO], in seconds of the column time")
+	f.StringArrayVar(&s.label, "label", nil, "CLASS=SOURCE,...: class of all windows of these sources; may be repeated")
+	f.StringVar(&s.labels, "labels", "", "file with lines CLASS SOURCE [FROM TO], in seconds as in the column time")
 	f.StringVar(&s.normal, "normal", "normal", "class of all other windows")
 }
 
@@ -64,10 +65,10 @@ func (s *settings) prepare(extractor string) (*labels, error) {
 	o := &s.options
 	o.Extractor, o.ByPeer = extractor, s.peer
 	if classifier.Features[extractor] == nil {
-		return nil, fmt.Errorf("extractor %q: known are flow, rpl", extractor)
+		return nil, fmt.Errorf("extractor %q: must be flow or rpl", extractor)
 	}
 	if o.Frames != "ethernet" && o.Frames != "zep" {
-		return nil, fmt.Errorf("frames %q: known are ethernet, zep", o.Frames)
+		return nil, fmt.Errorf("frames %q: must be ethernet or zep", o.Frames)
 	}
 	if o.Window < 100*time.Millisecond || o.Window > time.Hour {
 		return nil, fmt.Errorf("window %v: must be from 100ms to 1h", o.Window)
@@ -80,7 +81,7 @@ func (s *settings) prepare(extractor string) (*labels, error) {
 		o.Local = append(o.Local, p)
 	}
 	if extractor == "flow" && len(o.Local) == 0 {
-		return nil, fmt.Errorf("extractor flow: --local must name the addresses of the service")
+		return nil, fmt.Errorf("extractor flow needs --local with the addresses of the service")
 	}
 	return parseLabels(s.normal, s.label, s.labels)
 }
@@ -90,11 +91,10 @@ func windowsCommand() *cobra.Command {
 	var extractor string
 	c := &cobra.Command{
 		Use:   "windows CAPTURE",
-		Short: "Make a table of windows of a capture, as the data plane counts them",
-		Long: "Reads a capture (pcap, pcapng) and writes what the classifier counts of its sources: a row for each source " +
-			"and window, all\n" +
-			"features of the extractor, and the class if there are labels. \"kerb model train own\" reads the table.\n" +
-			"Windows begin at multiples of their length of the capture's clock.",
+		Short: "Extract the feature table of a capture, as the data plane counts it",
+		Long: "Reads a capture (pcap, pcapng) and writes one row per source and window, with all features of the " +
+			"extractor, and the class\nif labels are given. \"kerb model train own\" reads the table. Windows start at " +
+			"multiples of their length, by the capture's\nclock.",
 		Example: "  kerb model windows net.pcap --extractor rpl --window 10s --labels net.labels -o windows.csv\n" +
 			"  kerb model windows web.pcapng --extractor flow --local 10.0.0.2 --peer --label flood=192.0.2.7",
 		Args: cobra.ExactArgs(1),
@@ -106,7 +106,7 @@ func windowsCommand() *cobra.Command {
 			return s.write(cmd, extractor, l, func(t *table) error { return s.options.Windows(args[0], t.add) })
 		},
 	}
-	c.Flags().StringVar(&extractor, "extractor", "rpl", "what is counted: rpl or flow")
+	c.Flags().StringVar(&extractor, "extractor", "rpl", "feature extractor: rpl or flow")
 	c.Flags().StringVarP(&s.out, "output", "o", "", "file to write; standard output by default")
 	s.addOptions(c)
 	s.addLabels(c)
@@ -150,10 +150,9 @@ func replayCommand() *cobra.Command {
 	var file string
 	c := &cobra.Command{
 		Use:   "replay CAPTURE --model FILE",
-		Short: "Show what a model decides about the windows of a capture",
-		Long: "Counts the windows of a capture, runs the model on each with the data plane's arithmetic, and prints its " +
-			"decisions.\n" +
-			"With labels, a table of classes and decisions follows. Hysteresis and actions of a module do not apply.",
+		Short: "Show the decisions of a model on a capture",
+		Long: "Extracts the windows of a capture, evaluates the model on each with the data plane's arithmetic, and prints " +
+			"its decisions.\nWith labels, a confusion matrix follows. A module's hysteresis and actions are not applied.",
 		Example: "  kerb model replay net.pcap --model own.json --labels net.labels",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -178,7 +177,7 @@ func replayCommand() *cobra.Command {
 			return s.replay(cmd.OutOrStdout(), d, l, args[0])
 		},
 	}
-	c.Flags().StringVar(&file, "model", "", "document of the model")
+	c.Flags().StringVar(&file, "model", "", "file with the model document")
 	_ = c.MarkFlagRequired("model")
 	s.addOptions(c)
 	s.addLabels(c)
@@ -249,5 +248,5 @@ func confusion(to io.Writer, classes []string, found map[[2]string]int) {
 		}
 		fmt.Fprintln(to)
 	}
-	fmt.Fprintf(to, "\n%d of %d windows have the class of their label\n", equal, all)
+	fmt.Fprintf(to, "\n%d of %d windows are classified as labelled\n", equal, all)
 }

@@ -28,10 +28,10 @@ func recordCommand() *cobra.Command {
 	var length time.Duration
 	c := &cobra.Command{
 		Use:   "record MODULE",
-		Short: "Make a table of windows of a running classifier, as they are evaluated",
-		Long: "Writes the features of each window that the module evaluates, and its class if there are labels. The module " +
-			"needs a model,\n" +
-			"whichever features it has, and `events: all`. The table ends after --for, or with an interrupt.",
+		Short: "Record the feature table of a running classifier",
+		Long: "Writes the features of each window that the module evaluates, and its class if labels are given. The module " +
+			"needs `events: all`\n" +
+			"and a model, with any features. Recording ends after --for, or on Ctrl-C.",
 		Example: "  kerb model record guard --for 10m --label attack=fe80::ff:fe00:2 -o windows.csv",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,7 +52,7 @@ func recordCommand() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVar(&socket, "socket", cmp.Or(os.Getenv("KERB_SOCKET"), paths.Default().Socket()),
-		"socket of the agent; also by KERB_SOCKET")
+		"socket of the agent; default from KERB_SOCKET")
 	f.DurationVar(&length, "for", 10*time.Minute, "how long to record")
 	f.StringVarP(&s.out, "output", "o", "", "file to write; standard output by default")
 	s.addLabels(c)
@@ -74,7 +74,7 @@ func recordable(ctx context.Context, agent *client.Client, name string) (string,
 		return otherwise
 	}
 	if m.Spec.Package != "classifier" || setting("model", "") == "" || setting("events", "") != "all" {
-		return "", 0, fmt.Errorf("module %s: its windows cannot be recorded; it must be of package classifier, with a model "+
+		return "", 0, fmt.Errorf("module %s: cannot record its windows: it must use the package classifier, with a model "+
 			"and events: all", name)
 	}
 	window, err := time.ParseDuration(setting("window", "5s"))

@@ -21,10 +21,9 @@ func sendCommand() *cobra.Command {
 	var speed float64
 	c := &cobra.Command{
 		Use:   "send CAPTURE INTERFACE",
-		Short: "Send the packets of a capture out of an interface, at the times at which they were captured",
-		Long: "Sends the packets of a capture out of an interface, at the times at which they were captured, to try a " +
-			"module on known\n" +
-			"traffic. Frames of IEEE 802.15.4 go inside Ethernet if the interface is one of Ethernet. Needs CAP_NET_RAW.",
+		Short: "Replay a capture to an interface with its original timing",
+		Long: "Sends the packets of a capture to an interface with their original timing, to try a module on known " +
+			"traffic. On Ethernet\ninterfaces, frames of IEEE 802.15.4 are encapsulated in Ethernet. Needs CAP_NET_RAW.",
 		Example: "  kerb model send net.pcap air0",
 		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -42,8 +41,8 @@ func sendCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().Float64Var(&speed, "speed", 1, "how many times as fast as captured")
-	c.Flags().Uint16Var(&s.etherType, "ether-type", 0x809a, "of frames of IEEE 802.15.4 inside Ethernet")
+	c.Flags().Float64Var(&speed, "speed", 1, "replay speed: 2 is twice as fast as captured")
+	c.Flags().Uint16Var(&s.etherType, "ether-type", 0x809a, "EtherType of IEEE 802.15.4 frames inside Ethernet")
 	return c
 }
 

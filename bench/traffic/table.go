@@ -85,7 +85,7 @@ func parseLabel(words []string) (out label, err error) {
 			out.to, err = strconv.ParseFloat(words[3], 64)
 		}
 		if err == nil && out.to <= out.from {
-			err = fmt.Errorf("it ends at %s, before it begins", words[3])
+			err = fmt.Errorf("TO %s is before FROM", words[3])
 		}
 	}
 	return out, err

@@ -109,7 +109,7 @@ func (c *counter) frame(p *recorded) error {
 			cut = fcsLength
 		}
 	default:
-		return fmt.Errorf("link type %d: extractor rpl reads IEEE 802.15.4 (195, 230) and Ethernet (1)", p.link)
+		return fmt.Errorf("link type %d: extractor rpl supports IEEE 802.15.4 (195, 230) and Ethernet (1)", p.link)
 	}
 	if len(b) > cut {
 		c.rpl.Frame(p.time, b[:len(b)-cut])
@@ -165,7 +165,7 @@ func (c *counter) flow(p *recorded) error {
 			be.PutUint16(b[12:], 0x86dd)
 		}
 	default:
-		return fmt.Errorf("link type %d: extractor flow reads Ethernet (1) and IP (101)", p.link)
+		return fmt.Errorf("link type %d: extractor flow supports Ethernet (1) and IP (101)", p.link)
 	}
 	if missing := p.length - len(p.data); missing > 0 { // only headers are read, and lengths
 		b = append(slices.Clip(b), make([]byte, missing)...)

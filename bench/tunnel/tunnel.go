@@ -38,7 +38,7 @@ var loads = map[string]load{
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "tunnel",
-		Short:      "a service on another node, against VXLAN and a user-space tunnel",
+		Short:      "connections to a service on another node, compared with VXLAN and a user-space tunnel",
 		Baseline:   "vxlan",
 		Loads:      append([]string{"two-nodes/ipv4", "two-nodes/ipv6", "jumbo"}, VirtualLoads...),
 		QuickLoads: []string{"two-nodes/ipv4"},
@@ -62,7 +62,7 @@ var configs = []config{
 }
 
 func run(ctx context.Context, r *bench.Run) error {
-	r.Note("underlay: a veth between two namespaces, which carries large packets whole for every config")
+	r.Note("underlay: a veth pair between two namespaces, which carries GSO packets unsegmented for every config")
 	for _, name := range r.Loads() {
 		if err := runConfigs(ctx, r, name, configsOf(loads[name])); err != nil {
 			return err

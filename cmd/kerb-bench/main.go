@@ -23,10 +23,9 @@ func main() { os.Exit(cli.Execute(root())) }
 func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   binpath.Bench,
-		Short: "Measure Kerb against its references, and watch it work",
-		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands " +
-			"are those of the\n" +
-			"kerb that " + binpath.KerbEnv + " names, or otherwise in the directory of kerb-bench or on PATH.",
+		Short: "Kerb's benchmarks and demo",
+		Long: "kerb-bench contains Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. It uses the " +
+			"kerb binary that\n" + binpath.KerbEnv + " names, or else the one in its own directory or on PATH.",
 		Version: version.Version(),
 	}
 	if os.Getenv(binpath.KerbEnv) != "" { // help shows what was typed

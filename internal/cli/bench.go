@@ -19,8 +19,8 @@ import (
 // benchCommands run kerb-bench, so that nodes do not carry benchmarks and the demo in every agent.
 func benchCommands() []*cobra.Command {
 	return []*cobra.Command{
-		benchCommand("bench", "", "Measure Kerb against its references on this machine"),
-		benchCommand("demo", "", "Watch modules work, and change them, on three services made for it"),
+		benchCommand("bench", "", "Compare Kerb with other implementations on this machine"),
+		benchCommand("demo", "", "Deploy and change modules on three demo services with live traffic"),
 	}
 }
 

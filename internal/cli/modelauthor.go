@@ -22,10 +22,10 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 			"  kerb model train rpl --seconds 10 -o floods.json\n  kerb model train own --data windows.csv --kind forest "+
 				"-o own.json"),
 		a.modelCheckCommand(), a.modelQuantiseCommand(), a.modelPackCommand(),
-		benchCommand("windows", "model", "Make a table of windows of a capture, as the data plane counts them"),
-		benchCommand("record", "model", "Make a table of windows of a running classifier, as they are evaluated"),
-		benchCommand("replay", "model", "Show what a model decides about the windows of a capture"),
-		benchCommand("send", "model", "Send the packets of a capture out of an interface, as they were captured"),
+		benchCommand("windows", "model", "Extract the feature table of a capture, as the data plane counts it"),
+		benchCommand("record", "model", "Record the feature table of a running classifier"),
+		benchCommand("replay", "model", "Show the decisions of a model on a capture"),
+		benchCommand("send", "model", "Replay a capture to an interface with its original timing"),
 	}
 }
 

@@ -81,7 +81,7 @@ func (i *Injector) Close() error {
 // SetPackets has Send send these in turn, behind the Ethernet header of the frame; none undoes that.
 func (i *Injector) SetPackets(frame []byte, packets []Headers) error {
 	if len(packets) > MaxPackets {
-		return fmt.Errorf("%d packets are more than %d", len(packets), MaxPackets)
+		return fmt.Errorf("%d packets, at most %d are possible", len(packets), MaxPackets)
 	}
 	if len(packets) > 0 {
 		keys := make([]uint32, len(packets))
@@ -89,7 +89,7 @@ func (i *Injector) SetPackets(frame []byte, packets []Headers) error {
 			keys[at] = uint32(at)
 		}
 		if _, err := i.bpf.Maps["packets"].BatchUpdate(keys, packets, nil); err != nil {
-			return fmt.Errorf("packets of the generator: %w", err)
+			return fmt.Errorf("packet generator: %w", err)
 		}
 	}
 	c := cursor{Count: uint32(len(packets))}

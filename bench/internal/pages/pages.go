@@ -11,7 +11,7 @@ import (
 )
 
 // Update has tests write what they else compare.
-var Update = flag.Bool("update", false, "write the generated parts of docs from the kept reports")
+var Update = flag.Bool("update", false, "regenerate parts of docs from the kept reports")
 
 // Check compares parts of a page with what is to stand there, by name, or writes them with -update. In the page each
 // part is between the comments `begin NAME` and `end NAME`.
@@ -27,7 +27,7 @@ func Check(t *testing.T, page string, parts map[string]string) {
 		before, rest, begins := strings.Cut(want, begin)
 		_, after, ends := strings.Cut(rest, end)
 		if !begins || !ends {
-			t.Fatalf("%s has no place for %s", page, name)
+			t.Fatalf("%s has no markers for %s", page, name)
 		}
 		want = before + begin + part + end + after
 	}
@@ -35,7 +35,7 @@ func Check(t *testing.T, page string, parts map[string]string) {
 		return
 	}
 	if !*Update {
-		t.Fatalf("%s is not what the kept reports say: go test -run %s -update", page, t.Name())
+		t.Fatalf("%s does not match the kept reports: go test -run %s -update", page, t.Name())
 	}
 	if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
 		t.Fatal(err)

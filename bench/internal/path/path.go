@@ -60,7 +60,7 @@ func (p *Path) await() (err error) {
 			return nil
 		}
 	}
-	return fmt.Errorf("no stream gets through to %s: %w", p.Address, err)
+	return fmt.Errorf("no connection to %s: %w", p.Address, err)
 }
 
 // Close ends the server's side.

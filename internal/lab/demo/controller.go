@@ -25,20 +25,20 @@ import (
 // controller is `kerb demo controller`: a control loop whose law is in the kernel, too.
 var controller = plot{
 	name:  "controller",
-	short: "An inverted pendulum that stands in a flood, and while its controller is stopped",
+	short: "An inverted pendulum that stays upright in a flood, and while its controller is stopped",
 	long: "A pendulum and its controller exchange a packet every millisecond. In a flood of messages to the " +
-		"controller's port it falls.\nThe intercept module takes its packets past the flood and the network stack, and " +
-		"answers by the controller's law in\nthe kernel when the controller is late. Takes half a minute, needs root and " +
-		"clang, and leaves nothing behind.",
+		"controller's port it falls.\nThe intercept module delivers its packets around the flood and the network stack, " +
+		"and computes replies with the\ncontroller's law in the kernel when the controller is late. Takes half a minute, " +
+		"needs root and clang, and cleans up.",
 	needs: map[string]string{"chrt": "util-linux"},
 	steps: []step{
 		{"A pendulum and a controller", (*demo).stepPendulum},
 		{"A flood of LOG messages to the controller's port", (*demo).stepFlood},
 		{"The agent", (*demo).stepAgent},
-		{"Packets past the network stack, and a law in the kernel", (*demo).stepIntercept},
+		{"Packets bypass the network stack; a control law in the kernel", (*demo).stepIntercept},
 		{"The same flood", (*demo).stepFloodAgain},
 		{"kill -STOP the controller", (*demo).stepStopped},
-		{"The same without the law in the kernel", (*demo).stepNoLaw},
+		{"The same without the control law", (*demo).stepNoLaw},
 		{"Stop the agent, then remove everything", (*demo).stepRemove},
 	},
 }
@@ -59,9 +59,9 @@ func (d *demo) stepPendulum(ctx context.Context) error {
 	if d.plant, err = d.lab.Host("plant", netlab.HostOptions{}); err != nil {
 		return err
 	}
-	d.say("A bridge and two network namespaces: the controller's box is %s, the pendulum's plant %s.", d.box.Addr4(),
+	d.say("A bridge and two network namespaces: the controller has %s, the plant with the pendulum %s.", d.box.Addr4(),
 		d.plant.Addr4())
-	d.say("The programs are those of examples/intercept-pendulum. Angle and speed leave every millisecond.")
+	d.say("The programs are from examples/intercept-pendulum. The plant sends angle and speed every millisecond.")
 	return d.compilePendulum(ctx)
 }
 
@@ -94,13 +94,13 @@ func (d *demo) stepFlood(ctx context.Context) error {
 	if err := d.startController(); err != nil {
 		return err
 	}
-	d.say("Each LOG message takes the controller 200 us; ten times as many come.")
-	err := d.checkInFlood(ctx, "with a socket, the pendulum falls in the flood", "fell")
+	d.say("Each LOG message takes the controller 200 us; ten times as many arrive.")
+	err := d.checkInFlood(ctx, "with a socket, the pendulum falls during the flood", "fell")
 	return errors.Join(err, d.controller.stop(syscall.SIGTERM))
 }
 
 func (d *demo) stepFloodAgain(ctx context.Context) error {
-	if err := d.checkInFlood(ctx, "the pendulum stands in the flood", "stood"); err != nil {
+	if err := d.checkInFlood(ctx, "the pendulum stays upright during the flood", "stood"); err != nil {
 		return err
 	}
 	return d.kerb(ctx, "intercept", "classes", "pendulum")
@@ -151,13 +151,13 @@ func (d *demo) stepIntercept(ctx context.Context) error {
 	if err := d.await(ctx, "the controller", func() error {
 		out, err := d.quietly(ctx, "intercept", "classes", "pendulum", "-o", "json")
 		if err == nil && strings.Count(out, `"program"`) != 2 {
-			err = fmt.Errorf("it has not both classes yet: %s", out)
+			err = fmt.Errorf("the controller does not receive both classes yet: %s", out)
 		}
 		return err
 	}); err != nil {
 		return err
 	}
-	return d.checkPendulum(ctx, "with the controller the pendulum stands", "stood")
+	return d.checkPendulum(ctx, "with the controller the pendulum stays upright", "stood")
 }
 
 // checkPendulum runs the plant for a few seconds. It is before others, as the world is, which does not wait.
@@ -178,7 +178,7 @@ func (d *demo) stepStopped(ctx context.Context) error {
 	if err := d.controller.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	err := d.checkPendulum(ctx, "the law in the kernel keeps the pendulum upright while the controller is stopped",
+	err := d.checkPendulum(ctx, "the control law in the kernel keeps the pendulum upright while the controller is stopped",
 		"stood")
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (d *demo) stepNoLaw(ctx context.Context) error {
 	before, rest, found := strings.Cut(d.law, "        fallback:")
 	_, after, ended := strings.Cut(rest, "          to: 4\n")
 	if !found || !ended {
-		return errors.New("module.yaml has no fallback that ends with \"to: 4\"")
+		return errors.New("module.yaml lacks a fallback that ends with \"to: 4\"")
 	}
 	if err := d.apply(ctx, "module.yaml", before+after, true); err != nil {
 		return err

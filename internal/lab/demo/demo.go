@@ -24,14 +24,11 @@ func Command() *cobra.Command {
 	var picture string
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "Watch modules work, and change them, on three services made for it",
-		Long: "Builds a network of three services in network namespaces (a web server, a client, an iperf3 server), starts " +
-			"an agent with\n" +
-			"directories of its own, deploys counter and firewall, and changes both while traffic flows: reports what it " +
-			"does, and checks\n" +
-			"what it sees. Takes under a minute, needs root, ip, nsenter and iperf3, and leaves nothing behind. Exits with 1 " +
-			"if anything\n" +
-			"was not as it should be.",
+		Short: "Deploy and change modules on three demo services with live traffic",
+		Long: "Creates three services in network namespaces (a web server, a client, an iperf3 server), starts an agent " +
+			"with separate\ndirectories, deploys counter and firewall, and changes both while traffic flows. Prints each step " +
+			"and checks its result.\nTakes under a minute, needs root, ip, nsenter and iperf3, and cleans up. Exits with 1 if " +
+			"a check fails.",
 		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -45,9 +42,9 @@ func Command() *cobra.Command {
 			return errors.Join(err, writePicture(picture, "kerb demo", r.lines))
 		},
 	}
-	c.Flags().BoolVar(&keep, "keep", false, "stay up afterwards, until Ctrl-C")
-	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines, never stays up")
-	c.Flags().StringVar(&picture, "picture", "", "draw what is printed as an animated terminal into this file (SVG)")
+	c.Flags().BoolVar(&keep, "keep", false, "keep everything running afterwards, until Ctrl-C")
+	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines, never keeps running")
+	c.Flags().StringVar(&picture, "picture", "", "write the output as an animated terminal to this file (SVG)")
 	c.MarkFlagsMutuallyExclusive("picture", "keep")
 	c.MarkFlagsMutuallyExclusive("picture", "check")
 	c.AddCommand(webCommand())
@@ -91,7 +88,7 @@ func (p plot) command() *cobra.Command {
 var errInterrupted = errors.New("interrupted")
 
 // errChecks means that the demo went to its end and not everything was as it should be.
-var errChecks = errors.New("not everything was as it should be")
+var errChecks = errors.New("at least one check failed")
 
 // run removes everything also after an error or an interrupt, and says so if that fails: the demo promises to leave
 // nothing behind.
@@ -128,7 +125,7 @@ func run(ctx context.Context, t *teller, p plot) error {
 
 func prerequisites(needs map[string]string) error {
 	if os.Geteuid() != 0 {
-		return errors.New("the demo makes network namespaces and loads programs into the kernel: run it as root")
+		return errors.New("the demo creates network namespaces and loads programs into the kernel: run it as root")
 	}
 	all := map[string]string{"nsenter": "util-linux"}
 	maps.Copy(all, needs)

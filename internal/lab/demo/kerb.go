@@ -32,7 +32,7 @@ func (d *demo) startAgent(ctx context.Context) error {
 	return d.await(ctx, "the agent", func() error {
 		select {
 		case <-p.ended:
-			return fmt.Errorf("it ended: %v", p.ProcessState)
+			return fmt.Errorf("the agent exited: %v", p.ProcessState)
 		default:
 			return ask(ctx, "/v1/status", &v1.NodeStatus{})
 		}
@@ -197,6 +197,6 @@ func (d *demo) tellLog() {
 	if err != nil || len(data) == 0 {
 		return
 	}
-	d.say("The agent's last words:")
+	d.say("The last lines of the agent's log:")
 	d.show(string(data[max(0, len(data)-2000):]))
 }

@@ -18,7 +18,7 @@ import (
 func (d *demo) notePrograms() error {
 	for p, err := range pin.WalkDir(pinsIn, nil) {
 		if err != nil {
-			return fmt.Errorf("look for programs in %s: %w", pinsIn, err)
+			return fmt.Errorf("list programs in %s: %w", pinsIn, err)
 		}
 		id, err := programOf(p.Object)
 		if err != nil {
@@ -29,7 +29,7 @@ func (d *demo) notePrograms() error {
 		}
 	}
 	if len(d.programs) == 0 {
-		return errors.New("there is no program of Kerb in " + pinsIn)
+		return errors.New("no programs of Kerb are pinned in " + pinsIn)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // mesh is `kerb demo mesh`: connections within a node skip the network stack.
 var mesh = plot{
 	name:  "mesh",
-	short: "Connections between services of a node that skip the network stack, with Redis",
+	short: "Connections between services of a node bypass the network stack, with Redis",
 	long: "Two services on a bridge, redis-server and redis-benchmark. The accelerator moves their messages from " +
 		"socket to socket;\nneither is changed or restarted. Takes half a minute, needs root and redis, and leaves nothing " +
 		"behind.",
@@ -24,8 +24,8 @@ var mesh = plot{
 	steps: []step{
 		{"A cache and an application", (*demo).stepCache},
 		{"The agent", (*demo).stepAgent},
-		{"Tell the agent of the services", (*demo).stepMeshServices},
-		{"Past the network stack", (*demo).stepAccelerate},
+		{"Register the services with the agent", (*demo).stepMeshServices},
+		{"Bypass the network stack", (*demo).stepAccelerate},
 		{"kill -9 the agent", (*demo).stepMeshAlone},
 	},
 }
@@ -61,7 +61,7 @@ func (d *demo) stepCache(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("A bridge and two network namespaces: redis-server is %s, the application %s. A request at a time:",
+	d.say("A bridge and two network namespaces: redis-server has %s, the application %s. One request at a time:",
 		d.cache.Addr4(), d.app.Addr4())
 	return d.benchmark(ctx, 10000)
 }
@@ -82,7 +82,7 @@ func (d *demo) benchmark(ctx context.Context, requests int) error {
 	if err != nil {
 		return fmt.Errorf("redis-benchmark: %w: %s", err, out)
 	}
-	d.check("Redis has answered all", result != "", "%q", out)
+	d.check("Redis replied to all requests", result != "", "%q", out)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func (d *demo) stepAccelerate(ctx context.Context) error {
 		}
 		n, err := d.redirected(ctx)
 		if err == nil && n == 0 {
-			err = errors.New("all messages use TCP")
+			err = errors.New("all messages still use TCP")
 		}
 		return errors.Join(err, ctx.Err())
 	})
@@ -124,7 +124,7 @@ func (d *demo) stepAccelerate(ctx context.Context) error {
 		return err
 	}
 	after, err := d.redirected(ctx)
-	d.check("requests and answers went from socket to socket, past the network stack",
+	d.check("requests and replies moved from socket to socket, bypassing the network stack",
 		err == nil && after-before > 10000, "%d messages %v", after-before, err)
 	return d.kerb(ctx, "module", "query", "accel", "pairs")
 }

@@ -21,14 +21,14 @@ import (
 var rpl = plot{
 	name:  "rpl",
 	short: "A flooding node of a sensor network, found by a model in the kernel",
-	long: "A border router hears 20 s of a simulated RPL network of six nodes, one of which floods it from the seventh " +
-		"second on. The\nclassifier finds it by a shipped model, and drops what it sends. Takes half a minute, needs root, " +
-		"and leaves nothing behind.",
+	long: "A border router receives 20 s of a simulated RPL network of six nodes, one of which floods it from the " +
+		"seventh second on. The\nclassifier detects it with an included model, and drops its packets. Takes half a minute, " +
+		"needs root, and cleans up.",
 	steps: []step{
-		{"A border router, and the air", (*demo).stepBorder},
+		{"A border router and a radio channel", (*demo).stepBorder},
 		{"The agent, on the border router", (*demo).stepAgent},
 		{"A model in the kernel", (*demo).stepGuard},
-		{"The network, and an attacker in it", (*demo).stepAttack},
+		{"The network, with an attacker", (*demo).stepAttack},
 		{"Stop the agent, then remove everything", (*demo).stepRemove},
 	},
 }
@@ -64,8 +64,8 @@ func (d *demo) stepBorder(context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("Two network namespaces: the border router, and the air, in which six nodes will be heard.")
-	d.say("Five are harmless; %s begins to flood after 6 s.", attacker)
+	d.say("Two network namespaces: the border router, and the radio channel with six nodes.")
+	d.say("Five are harmless; %s starts a flood after 6 s.", attacker)
 	return os.WriteFile(filepath.Join(runDir, capture), data, 0o644)
 }
 
@@ -77,7 +77,7 @@ func (d *demo) stepGuard(ctx context.Context) error {
 	if err := os.WriteFile(filepath.Join(runDir, shippedModel), data, 0o644); err != nil {
 		return err
 	}
-	d.say("A shipped model, a forest of ten trees, learned from simulated networks: this one is not among them.")
+	d.say("An included model, a forest of ten trees, trained on simulated networks; this network was not among them.")
 	if err := d.kerb(ctx, "model", "load", shippedModel); err != nil {
 		return err
 	}
@@ -90,7 +90,8 @@ func (d *demo) stepAttack(ctx context.Context) error {
 		return err
 	}
 	blocked, err := d.quietly(ctx, "module", "query", "guard", "blocked")
-	d.check("no node is blocked before", err == nil && !strings.Contains(blocked, "fe80:"), "%q %v", blocked, err)
+	d.check("no node is blocked before the attack", err == nil && !strings.Contains(blocked, "fe80:"), "%q %v", blocked,
+		err)
 	d.command("kerb model send " + capture + " eth0 &")
 	air, err := d.start(d.air.Namespace, "air.log", self, "model", "send", filepath.Join(runDir, capture), "eth0")
 	if err != nil {
@@ -116,12 +117,12 @@ func (d *demo) stepAttack(ctx context.Context) error {
 	if blocked, err = d.answer(ctx, "module", "query", "guard", "blocked"); err != nil {
 		return err
 	}
-	d.check("of the six nodes the attacker alone is blocked", strings.Contains(blocked, attacker+" ") &&
+	d.check("of the six nodes, only the attacker is blocked", strings.Contains(blocked, attacker+" ") &&
 		strings.Count(blocked, "fe80:") == 1, "%q", blocked)
 	if err := d.kerb(ctx, "module", "query", "guard", "stats"); err != nil {
 		return err
 	}
 	drops, err := dropped(ctx, "guard")
-	d.check("what it sent since then was dropped", sum(drops) > 0, "%v %v", drops, err)
+	d.check("its packets since then were dropped", sum(drops) > 0, "%v %v", drops, err)
 	return nil
 }

@@ -19,13 +19,13 @@ import (
 var sign = plot{
 	name:  "sign",
 	short: "A road sign whose requests are answered in the kernel",
-	long: "Two network namespaces, a road sign and cars. Its ordinary server answers, then the responder module in the " +
-		"kernel, also\nwithout agent and server; nothing is left behind. Takes half a minute, needs root.",
+	long: "Two network namespaces, a road sign and cars. First its user-space server replies, then the responder module " +
+		"in the\nkernel, which continues without agent and server. Takes half a minute, needs root, and cleans up.",
 	steps: []step{
-		{"A road sign, its ordinary server, and cars", (*demo).stepSign},
+		{"A road sign, its user-space server, and cars", (*demo).stepSign},
 		{"The agent, on the sign", (*demo).stepAgent},
-		{"Answer in the kernel", (*demo).stepRespond},
-		{"Cars come", (*demo).stepCars},
+		{"Reply in the kernel", (*demo).stepRespond},
+		{"Cars arrive", (*demo).stepCars},
 		{"kill -9 the agent", (*demo).stepSignAlone},
 	},
 }
@@ -64,7 +64,7 @@ func (d *demo) stepSign(context.Context) error {
 		return err
 	}
 	d.closers = append(d.closers, func() { d.sign.cars.Close() })
-	d.say("Two network namespaces: the sign, with a server on UDP %s, and the cars, %s.", to, cars.Addr4())
+	d.say("Two network namespaces: the sign, with a server on UDP %s, and the cars, with %s.", to, cars.Addr4())
 	return d.askSign("its server", signAsks, true)
 }
 
@@ -96,19 +96,19 @@ func (d *demo) askSign(who string, n int, byServer bool) error {
 	for range n {
 		_, asked, err := d.getLimit()
 		if err != nil {
-			return fmt.Errorf("a car asked: %w", err)
+			return fmt.Errorf("request of a car: %w", err)
 		}
 		took = append(took, asked)
 		time.Sleep(askEvery)
 	}
 	slices.Sort(took)
-	d.say("%d cars ask and leave. Median from question to answer: %.0f us.", n, took[n/2].Seconds()*1e6)
+	d.say("%d cars send a request and leave. Median time to the reply: %.0f us.", n, took[n/2].Seconds()*1e6)
 	want, answered := uint64(0), d.sign.server.Totals().Answered-before
 	if byServer {
 		want = uint64(n)
 	}
-	d.check(fmt.Sprintf("%s answered all %d; the server saw %d of them", who, n, want), answered == want,
-		"the server answered %d", answered)
+	d.check(fmt.Sprintf("%s replied to all %d requests; the server received %d of them", who, n, want), answered == want,
+		"the server replied to %d", answered)
 	return nil
 }
 
@@ -132,7 +132,7 @@ func (d *demo) getLimit() (limit uint32, took time.Duration, err error) {
 	}
 	took = time.Since(start)
 	if got := binary.BigEndian.Uint32(message); err == nil && got != opReply {
-		err = fmt.Errorf("operation %d in the answer", got)
+		err = fmt.Errorf("operation %d in the reply", got)
 	}
 	if err != nil {
 		return 0, 0, err
@@ -161,11 +161,11 @@ func (d *demo) stepCars(ctx context.Context) error {
 	}
 	limit, _, err = d.getLimit()
 	want := uint32(speedlimit.Limit(65) + 0.5)
-	d.check(fmt.Sprintf("the kernel computes the limit with a cosine: for the 65th car it is %d km/h", want),
+	d.check(fmt.Sprintf("the kernel computes the limit, which depends on a cosine: for the 65th car it is %d km/h", want),
 		err == nil && limit == want, "%d %v", limit, err)
 	state, err := d.answer(ctx, "module", "query", "sign", "state")
 	all := fmt.Sprintf("answered=%d, left=%d", signAsks+2, signAsks+2)
-	d.check("it has counted each car, when it came and when it left: "+all, strings.Contains(state, "cars=64") &&
+	d.check("it counted each car on arrival and departure: "+all, strings.Contains(state, "cars=64") &&
 		strings.Contains(state, all), "%q %v", state, err)
 	return err
 }

@@ -67,7 +67,7 @@ type demo struct {
 func onlyDemo() (func(), error) {
 	l, err := net.Listen("unix", "@kerb-demo")
 	if errors.Is(err, unix.EADDRINUSE) {
-		return nil, errors.New("another demo is running on this machine: end it with Ctrl-C first")
+		return nil, errors.New("another demo is running on this machine: stop it with Ctrl-C first")
 	}
 	if err != nil {
 		return nil, err
@@ -82,10 +82,10 @@ func (d *demo) mountBPF() error {
 		return nil
 	}
 	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
-		return fmt.Errorf("there is no BPF file system at %s, and mounting one failed: %w", bpffs, err)
+		return fmt.Errorf("no BPF file system is mounted at %s, and mounting one failed: %w", bpffs, err)
 	}
 	d.mounted = true
-	d.say("There was no BPF file system at %s: mounted one.", bpffs)
+	d.say("No BPF file system was mounted at %s: mounted one.", bpffs)
 	return nil
 }
 
@@ -151,10 +151,10 @@ func removeIfExists(dir string) error {
 func (d *demo) clear(gateway bool) error {
 	found, err := d.sweep()
 	if err != nil {
-		return fmt.Errorf("remove what an earlier demo left: %w", err)
+		return fmt.Errorf("clean up after an earlier demo: %w", err)
 	}
 	if len(found) > 0 {
-		d.say("An earlier demo was killed. Removed what it left: %s.", strings.Join(found, ", "))
+		d.say("Cleaned up after an earlier demo that was killed: %s.", strings.Join(found, ", "))
 	}
 	if err := errors.Join(d.mountBPF(), os.MkdirAll(runDir, 0o755)); err != nil {
 		return err
@@ -213,7 +213,7 @@ func (d *demo) await(ctx context.Context, what string, ask func() error) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s did not come up: %w", what, err)
+			return fmt.Errorf("%s: not ready: %w", what, err)
 		}
 		if !sdk.Pause(ctx, 50*time.Millisecond) {
 			return ctx.Err()
@@ -255,7 +255,7 @@ func (p *process) stop(signal syscall.Signal) error {
 	case <-p.ended:
 		return nil
 	case <-time.After(time.Minute):
-		return fmt.Errorf("process %d does not end", p.Process.Pid)
+		return fmt.Errorf("process %d does not exit", p.Process.Pid)
 	}
 }
 

@@ -22,17 +22,17 @@ func steps(keep bool) []step {
 	all := []step{
 		{"A network with three services", (*demo).stepBuild},
 		{"The agent", (*demo).stepAgent},
-		{"Tell the agent of the services", (*demo).stepServices},
+		{"Register the services with the agent", (*demo).stepServices},
 		{"Deploy a counter on all services and a firewall on the servers", (*demo).stepDeploy},
-		{"Traffic, and what the counter says", (*demo).stepTraffic},
+		{"Traffic, and the counters", (*demo).stepTraffic},
 		{"Change the firewall while traffic flows", (*demo).stepFirewall},
 		{"Change the order of the chain while traffic flows", (*demo).stepOrder},
-		{"A mistake changes nothing", (*demo).stepMistake},
+		{"An invalid change is rejected as a whole", (*demo).stepMistake},
 		{"kill -9 the agent, and start it again", (*demo).stepKill},
 		{"Metrics", (*demo).stepMetrics},
 	}
 	if keep {
-		return append(all, step{"Staying up", (*demo).stepStay})
+		return append(all, step{"Keep running", (*demo).stepStay})
 	}
 	return append(all, step{"Stop the agent, then remove everything", (*demo).stepPurge})
 }
@@ -44,10 +44,9 @@ func (d *demo) stepBuild(ctx context.Context) error {
 	if err := d.build(ctx); err != nil {
 		return err
 	}
-	d.say("A bridge and three network namespaces, in a namespace of their own (%s):", prefix+"-node")
-	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  asks the other two\niperf   %-10s  "+
-		"iperf3 server\n",
-		d.web.Addr4(), d.client.Addr4(), d.iperf.Addr4()))
+	d.say("A bridge, in a namespace that stands for the node (%s), and three network namespaces:", prefix+"-node")
+	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  client of the other two\niperf   "+
+		"%-10s  iperf3 server\n", d.web.Addr4(), d.client.Addr4(), d.iperf.Addr4()))
 	err := errors.Join(d.askWeb(8080), d.askWeb(9090))
 	d.check("the client reaches the web server on both ports", err == nil, "%v", err)
 	return nil
@@ -111,7 +110,7 @@ func (d *demo) stepDeploy(ctx context.Context) error {
 	if err := d.kerb(ctx, "chain", "list"); err != nil {
 		return err
 	}
-	d.say("Packets from a service meet the modules outwards, packets to it inwards.")
+	d.say("Packets from a service pass the module nearest to it first, packets to it pass that module last.")
 	d.checkOrder(ctx, "web", "egress", "count", "fw")
 	d.checkOrder(ctx, "web", "ingress", "fw", "count")
 	d.checkOrder(ctx, "client", "ingress", "count")
@@ -165,7 +164,7 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 		return err
 	}
 	err = d.askClosed(9090)
-	d.check("a request to port 9090 gets no answer any more", isTimeout(err), "%v", err)
+	d.check("requests to port 9090 time out", isTimeout(err), "%v", err)
 	if err := d.trace(ctx, "web", 9090, "fw:drop (policy)"); err != nil {
 		return err
 	}
@@ -173,10 +172,11 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 		return err
 	}
 	now, err := dropped(ctx, "fw")
-	d.check("the firewall reports what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
+	d.check("the firewall reports the drops and their reason", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
 	hitsNow, err := ruleHits(ctx, "web")
-	d.check(fmt.Sprintf("the rule for port 8080 counts on, from %d to %d connections", hits, hitsNow), hits > 0 &&
-		hitsNow > hits, "%v", err)
+	d.check(fmt.Sprintf("the hit counter of the rule for port 8080 continues, from %d to %d connections", hits, hitsNow),
+		hits > 0 &&
+			hitsNow > hits, "%v", err)
 	d.checkTraffic(before, second)
 	_, err = d.hooks(ctx)
 	return err
@@ -198,7 +198,7 @@ func (d *demo) trace(ctx context.Context, service string, port uint16, want stri
 		select {
 		case err := <-ended:
 			d.show(out)
-			d.check("the trace shows the verdict on such a packet: "+want, strings.Contains(out, want), "%q", out)
+			d.check("the trace shows the verdict for such a packet: "+want, strings.Contains(out, want), "%q", out)
 			return err
 		default:
 		}
@@ -224,7 +224,7 @@ func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) erro
 	if err := d.kerb(ctx, "apply", "-f", name); err != nil {
 		return err
 	}
-	d.say("In the kernel after %d ms.", time.Since(start).Milliseconds())
+	d.say("In effect after %d ms.", time.Since(start).Milliseconds())
 	return nil
 }
 
@@ -260,13 +260,13 @@ func seenAndDenied(ctx context.Context) (seen, denied uint64, err error) {
 
 func (d *demo) stepOrder(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
-	d.say("Packets to web meet the firewall first, so the counter sees none that it drops. %d datagrams to a closed "+
+	d.say("Packets to web pass the firewall first, so the counter does not see dropped packets. %d datagrams to a closed "+
 		"port of web:", probes)
 	seen, denied, err := d.probeAndCount(ctx)
 	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes &&
 		seen == 0,
 		"%d dropped, %d counted %v", denied, seen, err)
-	d.say("Now the counter is farther from the service than the firewall:")
+	d.say("Move the counter, so that packets to web pass it before the firewall:")
 	if err := d.apply(ctx, "count.yaml", counterYAML("order: {after: [fw]}"), true); err != nil {
 		return err
 	}
@@ -293,10 +293,10 @@ func (d *demo) stepMistake(ctx context.Context) error {
 	d.command("kerb apply -f wrong.yaml")
 	_, err = d.quietly(ctx, "apply", "-f", "wrong.yaml")
 	d.show(said(err))
-	d.check("the mistake is refused by naming the rule and the field", err != nil &&
+	d.check("the change is rejected; the error names the rule and the field", err != nil &&
 		strings.Contains(err.Error(), "rules[1].dstPort"), "%v", err)
 	after, err := d.hooks(ctx)
-	d.check("the same programs run as before", maps.Equal(before, after), "%v, before %v %v", after, before, err)
+	d.check("the same programs are attached as before", maps.Equal(before, after), "%v, before %v %v", after, before, err)
 	return nil
 }
 
@@ -316,15 +316,15 @@ func (d *demo) stepKill(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.say("These programs run: %s.", was)
+	d.say("Attached programs: %s.", was)
 	pid := d.agent.Process.Pid
 	d.command(fmt.Sprintf("kill -9 %d", pid))
 	if err := d.agent.stop(syscall.SIGKILL); err != nil {
 		return err
 	}
-	d.say("There is no agent now.")
+	d.say("Now no agent is running.")
 	err = d.askClosed(9090)
-	d.check("the firewall still keeps requests from port 9090", isTimeout(err), "%v", err)
+	d.check("the firewall still blocks requests to port 9090", isTimeout(err), "%v", err)
 	d.watch(ctx, 1500*time.Millisecond)
 	d.command("kerb agent --config kerb.yaml &")
 	if err := d.startAgent(ctx); err != nil {
@@ -344,10 +344,11 @@ func (d *demo) stepKill(ctx context.Context) error {
 	})
 	d.watch(ctx, 1500*time.Millisecond)
 	is, err = d.hooks(ctx)
-	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 &&
+	d.check("the new agent adopted the programs: the same ones are on the same hooks", len(is) > 0 &&
 		maps.Equal(was, is), "%s, before %s %v", is, was, err)
 	hitsNow, err := ruleHits(ctx, "web")
-	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and counts on", hitsNow),
+	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and continues to count",
+		hitsNow),
 		hits > 0 && hitsNow > hits,
 		"%d, then %d %v", hits, hitsNow, errors.Join(hitsErr, err))
 	d.checkTraffic(before, second)
@@ -389,7 +390,7 @@ func (d *demo) stepMetrics(ctx context.Context) error {
 	d.say("(%d series in all)", len(lines))
 	for _, family := range families {
 		held := slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, family) })
-		d.check("there is "+family, held, "%d other series", len(lines))
+		d.check(family+" is exported", held, "%d other series", len(lines))
 	}
 	return nil
 }
@@ -413,7 +414,7 @@ func (d *demo) stepPurge(ctx context.Context) error {
 	d.watch(ctx, 500*time.Millisecond)
 	all, seconds := d.requests.tally(), d.stream.seconds()
 	d.stopTraffic()
-	d.say("Over the whole demo: %d requests, %d lost, the slowest %d ms; %d s of iperf3 at %.0f Mbit/s.",
+	d.say("During the whole demo: %d requests, %d lost, the slowest took %d ms; %d s of iperf3 at %.0f Mbit/s.",
 		all.answered+all.lost, all.lost,
 		all.slowest.Milliseconds(), len(seconds), mean(seconds))
 	d.command(fmt.Sprintf("kill %d", d.agent.Process.Pid))
@@ -421,12 +422,12 @@ func (d *demo) stepPurge(ctx context.Context) error {
 		return err
 	}
 	err := d.askClosed(9090)
-	d.check("without the agent its modules continue: port 9090 stays closed", isTimeout(err), "%v", err)
+	d.check("modules keep running without the agent: port 9090 stays closed", isTimeout(err), "%v", err)
 	if err := d.purge(ctx); err != nil {
 		return err
 	}
 	err = d.askWeb(9090)
-	d.check("after the purge port 9090 answers again", err == nil, "%v", err)
+	d.check("after the purge, port 9090 replies again", err == nil, "%v", err)
 	return nil
 }
 
@@ -443,7 +444,7 @@ func environment(program string) string {
 }
 
 func (d *demo) stepStay(ctx context.Context) error {
-	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 continue. In another terminal, as root:",
+	d.say("The demo keeps running until Ctrl-C, or: kill %d. Requests and iperf3 continue. In another terminal, as root:",
 		unix.Getpid())
 	d.show(fmt.Sprintf(`%s; cd %s
 kerb top

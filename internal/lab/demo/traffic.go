@@ -219,7 +219,7 @@ func (d *demo) watch(ctx context.Context, duration time.Duration) {
 // checkTraffic compares with before: requests went on without a loss, and the stream flowed in every second.
 func (d *demo) checkTraffic(before tally, secondsBefore int) {
 	now := d.requests.tally()
-	d.check(fmt.Sprintf("%d requests answered meanwhile, none lost", now.answered-before.answered),
+	d.check(fmt.Sprintf("%d requests were answered during this step, none lost", now.answered-before.answered),
 		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered,
 		now.lost-before.lost, now.last)
 	seconds := d.stream.seconds()[secondsBefore:]
@@ -233,7 +233,7 @@ func (d *demo) checkTraffic(before tally, secondsBefore int) {
 			stalled++
 		}
 	}
-	d.check(fmt.Sprintf("iperf3 flowed in each of %d seconds", len(seconds)), len(seconds) > 0 && stalled == 0,
+	d.check(fmt.Sprintf("iperf3 transferred data in each of %d seconds", len(seconds)), len(seconds) > 0 && stalled == 0,
 		"%v Mbit/s", seconds)
 }
 
