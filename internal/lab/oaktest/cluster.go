@@ -84,8 +84,14 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 }
 
 // disconnect returns when a client has disconnected. Disconnect(0) returns at once: the client may still receive, and
-// answer, what is published next.
-func disconnect(c mqtt.Client) { c.Disconnect(uint(wait.Patience.Milliseconds())) }
+// answer, what is published next. Without a connection, Disconnect would wait for all of the time.
+func disconnect(c mqtt.Client) {
+	var quiesce time.Duration
+	if c.IsConnectionOpen() {
+		quiesce = wait.Patience
+	}
+	c.Disconnect(uint(quiesce.Milliseconds()))
+}
 
 // receive answers as the real managers do, which ignore what they do not know: a worker must not depend on refusals.
 func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
