@@ -266,7 +266,7 @@ static int sleep_until(struct kerb_intercept *k, uint64_t now, uint64_t until)
 	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline)
 		k->before = sample_sched(k);
 	wake_sockets_arm(&k->wake_sockets);
-	if (arm(k, k->wake_sockets.n ? ICPT_BY_BELL : ICPT_BY_RING))
+	if (arm(k, k->wake_sockets.n ? ICPT_BY_SOCKET : ICPT_BY_RING))
 		return 1;
 	code = watch_sleep(&k->watch, now, until);
 	clear_waiting(k);

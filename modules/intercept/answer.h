@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Classes that are answered by the responder's applications. All its checks and limits are
- * theirs. */
+/* Classes that are answered by applications of the responder, with all of its checks and limits. */
 #ifndef ICPT_ANSWER_H
 #define ICPT_ANSWER_H
 
 #include "deliver.h"
 #include "../responder/engine.h"
 
-KERB_CONFIG(_Bool, use_answers, 1); /* some class is answered */
+KERB_CONFIG(_Bool, use_answers, 1); /* some class answers or has a fallback */
 
-/* By class, of half 1 behind those of half 0. */
+/* By class; those of half 1 follow those of half 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * ICPT_CLASSES);
@@ -17,11 +16,11 @@ struct {
 	__type(value, struct rsp_listener);
 } answers SEC(".maps");
 
-/* The verdict on a request, and above it why it is dropped. Global, as icpt_classify is: what may
- * be answered is followed once, and not once for each way here. offsets and kind as there, but that
- * the class is in the place of the direction. */
-__attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len,
-					   __u32 len)
+/* Answers a request. Returns its verdict in bits 0 to 7, and above them the reason of a drop.
+ * Global like icpt_classify, so that the verifier checks the applications once, not once per
+ * caller. offsets and kind as for that, with the class instead of the direction. */
+__attribute__((noinline)) int icpt_reply_create(kerb_ctx *ctx, __u32 offsets, __u32 kind,
+						__u32 l4_len, __u32 len)
 {
 	struct kerb_pkt pkt = { .ctx = ctx,
 				.l3 = offsets & 0xffff,
@@ -39,38 +38,39 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 	r.listener = bpf_map_lookup_elem(&answers, &class);
 	if (!r.listener)
 		return KERB_NEXT;
-	/* else the verifier goes by which numbers came from one, and takes six times as long */
+	/* otherwise the verifier tracks which values derive from kind, and takes six times as
+	 * long */
 	kerb_forget(&pkt);
 	if (!kerb_udp(&pkt))
 		return KERB_NEXT;
 	r.slot = r.listener->slot;
 	if (!kerb_scratch_enter())
 		return KERB_NEXT;
-	verdict = rsp_respond(&r);
+	verdict = rsp_request_answer(&r);
 	kerb_scratch_leave();
 	return verdict | pkt.reason << 8;
 }
 
-/* The length of the frame as it is now. */
+/* Returns the present length of the frame. */
 static __always_inline __u32 icpt_len(kerb_ctx *ctx)
 {
 #ifdef KERB_HOOK_XDP
-	/* replies are in one buffer */
+	/* replies are not multi-buffer */
 	return kerb_ctx_field(ctx, data_end) - kerb_ctx_field(ctx, data);
 #else
 	return kerb_ctx_field(ctx, len);
 #endif
 }
 
-static __always_inline int icpt_answer(struct kerb_pkt *pkt, __u32 class, __u64 *answered)
+static __always_inline int icpt_reply(struct kerb_pkt *pkt, __u32 class, __u64 *answered)
 {
-	int verdict =
-		icpt_respond(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-			     class | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
-			     pkt->l4_len, pkt->len);
+	int verdict = icpt_reply_create(pkt->ctx, pkt->l3 | pkt->l4 << 16,
+					class | pkt->family << 8 | pkt->proto << 16 |
+						(__u32)pkt->flags << 24,
+					pkt->l4_len, pkt->len);
 
 	kerb_reload(pkt);
-	if ((verdict & 0xff) == KERB_REPLY) { /* without options */
+	if ((verdict & 0xff) == KERB_REPLY) { /* replies have no IP options */
 		++*answered;
 		pkt->l4 = pkt->l3 +
 			  (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Classes, and finding the one that a packet belongs to: the first that matches. */
+/* Classes, and classification: a packet belongs to the first class that matches. */
 #ifndef ICPT_CLASS_H
 #define ICPT_CLASS_H
 
 #include <kerb/module.h>
 #include "record.h"
 
-#define ICPT_LIST  8 /* ranges of ports, and prefixes, in each list of a class */
+#define ICPT_LIST  8 /* the length of each list of port ranges or prefixes of a class */
 #define ICPT_BYTES 4 /* conditions on the payload, of up to 8 bytes each */
 
 enum icpt_direction {
@@ -15,53 +15,53 @@ enum icpt_direction {
 };
 
 struct icpt_range {
-	__u16 first, last; /* host byte order; first > last: none */
+	__u16 first, last; /* host byte order; first > last matches none */
 };
 
-/* An IPv4 address is in the first word. */
+/* IPv4: the first word. */
 struct icpt_prefix {
 	__be32 addr[4], mask[4];
 };
 
 struct icpt_bytes {
-	__u16 offset, len; /* of the payload; len 0 to 8, 0: no condition */
+	__u16 offset, len; /* in the payload; len 0 to 8, 0: no condition */
 	__u32 zero;
-	__u64 bytes, mask; /* in memory order; bytes & ~mask is 0 */
+	__u64 bytes, mask; /* as in the packet; bytes & ~mask is 0 */
 };
 
-/* Where packets of a class are forwarded to. */
+/* The target of a class that forwards packets. */
 struct icpt_target {
 	__be32 addr[4];	/* IPv4: the first word */
-	__u32 ifindex;	/* of the interface, 0: it is not there */
-	__be16 port;	/* 0: the packet's */
-	__u8 family;	/* 4 or 6, 0: the packet's address */
-	__u8 named;	/* the class names an interface */
+	__u32 ifindex;	/* of the named interface; 0: it does not exist */
+	__be16 port;	/* destination port; 0: unchanged */
+	__u8 family;	/* of addr, 4 or 6; 0: the address is unchanged */
+	__u8 named;	/* 1: the configuration names an interface */
 };
 
 #define ICPT_NO_RING 0xff
 
-KERB_CONFIG(_Bool, use_labels, 1); /* some class wants a label */
+KERB_CONFIG(_Bool, use_labels, 1); /* some class matches a label */
 
-#define ICPT_NOTE_CLASS 1 /* index in the configuration */
+#define ICPT_NOTE_CLASS 1 /* note for traces: index of the class in the configuration */
 
-/* Lists that are empty match everything. */
+/* Empty lists match everything. */
 struct icpt_class {
 	__u64 identity;	 /* key of its counters */
 	__u8 directions; /* enum icpt_direction, bits */
 	__u8 family;	 /* 4, 6, or 0 for both */
-	__u8 proto;	 /* if has_proto */
+	__u8 proto;	 /* IP protocol, if has_proto */
 	__u8 has_proto;
 	__u8 action; /* enum icpt_action */
 	__u8 stopped;
-	__u8 xdp_sockets; /* may go to AF_XDP sockets */
-	__u8 ring;	  /* the slot that consumers know, or ICPT_NO_RING */
+	__u8 xdp_sockets;		     /* 1: packets may be redirected to AF_XDP sockets */
+	__u8 ring;			     /* slot, or ICPT_NO_RING */
 	__u8 to_ports, from_ports, to, from; /* lengths of the lists */
 	__u32 priority;
-	__u32 max_bytes; /* of a frame are delivered */
-	/* us that a record may wait unread before packets are answered (answers), 0: they are not.
-	 * Out of reach of the program, which may have gone wrong, and of its messages. */
+	__u32 max_bytes; /* of each frame, that are delivered */
+	/* us for which records may stay unread before packets are answered (map answers); 0: no
+	 * fallback. Neither the program, which may be faulty, nor its messages can change it. */
 	__u32 fallback;
-	__u32 label; /* of the module before, 0: any or none */
+	__u32 label; /* set by a preceding module (kerb_label); 0: any or none */
 	__u32 zero;
 	struct icpt_range to_port[ICPT_LIST], from_port[ICPT_LIST];
 	struct icpt_bytes payload[ICPT_BYTES];
@@ -69,28 +69,28 @@ struct icpt_class {
 	struct icpt_target target;
 };
 
-/* All classes of a configuration, twice: packets are compared with classes[version & 1]. Control
- * messages change the others, then the version, then the others again. So a packet never waits for
- * a change, however long the CPU that makes it is away; it compares again if the version has
- * changed meanwhile, for then what it has read may have been rewritten. */
+/* All classes of a configuration, in two copies: packets are matched against classes[version & 1].
+ * Control messages change the other copy, increment version, then update what is now the other
+ * copy. So a packet never waits for a change, even if the CPU that makes it is preempted; it is
+ * matched again if version has changed meanwhile, as what it has read may have been overwritten. */
 struct icpt_table {
-	__u32 draining;	   /* 1: some CPU takes control messages */
-	__u32 rings;	   /* slots in use, from 0 on */
+	__u32 draining; /* 1: a CPU is applying control messages */
+	__u32 rings;	/* number of slots in use */
 	__u32 version;
 	__u32 n;
-	__u32 any_port;	   /* the bits below say nothing */
-	__u32 directions;  /* enum icpt_direction: some class has it */
-	__u32 ports[2048]; /* bits by destination port: some class may match it */
-	__u8 of_ring[ICPT_RINGS]; /* index of the class with a ring */
+	__u32 any_port;		  /* 1: ports is not valid, any port may match */
+	__u32 directions;	  /* enum icpt_direction: bits of all classes */
+	__u32 ports[2048];	  /* bitmap of destination ports that some class may match */
+	__u8 of_ring[ICPT_RINGS]; /* by slot: index of the class */
 	struct icpt_class classes[2][ICPT_CLASSES];
-	__u32 identity; /* of the values, for the control plane */
+	__u32 identity; /* of the settings, for the control plane */
 	__u32 zero;
 };
 
-/* By half: see KERB_TUNABLES. */
+/* By half, see KERB_TUNABLES. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane takes back what messages changed */
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane reverts changes of messages */
 	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct icpt_table);
@@ -101,7 +101,7 @@ static __always_inline struct icpt_table *icpt_table(__u32 half)
 	return bpf_map_lookup_elem(&table, &half);
 }
 
-/* The class of a packet, as it was when the packet met it. */
+/* The class of a packet, as of the time when it matched. */
 struct icpt_found {
 	__u64 time; /* T1 */
 	__u64 identity;
@@ -112,12 +112,12 @@ struct icpt_found {
 	__u8 half; /* of the table */
 };
 
-/* What is compared of a packet, and what was decided. */
+/* The match key of a packet, and the result. */
 struct icpt_key {
 	kerb_ctx *ctx;
 	__be32 from[4], to[4];
 	__u32 payload;	   /* offset in the frame */
-	__u32 payload_len; /* 0 where it is not known */
+	__u32 payload_len; /* 0 if unknown */
 	__u16 from_port, to_port;
 	__u8 direction, family, proto, has_ports;
 	__u32 version;	   /* of the table */
@@ -126,8 +126,8 @@ struct icpt_key {
 	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
 
-/* Class, action, bytes and priority in one number: what control messages change is taken from a
- * class at one time. */
+/* Class, action, bytes to deliver and priority in one number, so that all that control messages can
+ * change is read at one time. */
 #define ICPT_FOUND(class, action, bytes, priority) \
 	((__u64)(class) | (__u64)(action) << 8 | (__u64)(bytes) << 16 | (__u64)(priority) << 32)
 #define ICPT_NONE 0xff
@@ -154,7 +154,7 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 			return 0;
 		for (int w = 0; w < 4; w++) {
 			differs |= (addr[w] & m[w]) ^ a[w];
-			/* no branches, each of which doubles what the verifier follows */
+			/* no branches: each would double the paths that the verifier follows */
 			kerb_opaque(differs);
 		}
 		if (!differs)
@@ -163,7 +163,7 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 	return 0;
 }
 
-static __always_inline int icpt_load(kerb_ctx *ctx, __u32 off, void *to, __u32 len)
+static __always_inline int icpt_bytes_load(kerb_ctx *ctx, __u32 off, void *to, __u32 len)
 {
 #ifdef KERB_HOOK_XDP
 	return bpf_xdp_load_bytes(ctx, off, to, len);
@@ -183,9 +183,10 @@ static __noinline int icpt_payload_matches(const struct icpt_class *c, const str
 			continue;
 		if (off + len > k->payload_len)
 			return 0;
-		len--; /* the verifier of 6.1 does not learn from != 0 that a length is 1 or more */
+		len--; /* the verifier of Linux 6.1 does not derive len >= 1 from len != 0 */
 		kerb_opaque(len);
-		if (len >= sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len + 1) ||
+		if (len >= sizeof(have) ||
+		    icpt_bytes_load(k->ctx, k->payload + off, &have, len + 1) ||
 		    (have & want->mask) != want->bytes)
 			return 0;
 	}
@@ -213,7 +214,7 @@ static __always_inline int icpt_matches(const struct icpt_class *c, const struct
 	return icpt_lists_match(c, k) && icpt_payload_matches(c, k);
 }
 
-static long icpt_try_class(__u32 i, struct icpt_key *k)
+static long icpt_class_match(__u32 i, struct icpt_key *k)
 {
 	struct icpt_table *t = icpt_table(k->half);
 	const struct icpt_class *c;
@@ -227,9 +228,8 @@ static long icpt_try_class(__u32 i, struct icpt_key *k)
 	return 1;
 }
 
-/* What is read or written before it is so before what is read or written behind it, on processors
- * that reorder: of BPF's instructions atomic ones that return a value are full barriers, others
- * none (Documentation/atomic_t.txt). */
+/* A full memory barrier. BPF has no instruction for it, but atomic ones that return a value are
+ * full barriers (Documentation/atomic_t.txt). */
 static __always_inline void icpt_barrier(void)
 {
 	__u64 word = 0;
@@ -239,8 +239,8 @@ static __always_inline void icpt_barrier(void)
 	asm volatile("" ::: "memory");
 }
 
-/* One attempt: ends with 1 unless the classes have changed meanwhile. */
-static long icpt_match_once(__u32 i, struct icpt_key *k)
+/* One attempt to match all classes: returns 1 unless they have changed meanwhile. */
+static long icpt_classes_match(__u32 i, struct icpt_key *k)
 {
 	struct icpt_table *t = icpt_table(k->half);
 
@@ -249,13 +249,13 @@ static long icpt_match_once(__u32 i, struct icpt_key *k)
 	k->version = *(volatile __u32 *)&t->version;
 	icpt_barrier();
 	k->found = ICPT_NONE;
-	bpf_loop(ICPT_CLASSES, icpt_try_class, k, 0);
+	bpf_loop(ICPT_CLASSES, icpt_class_match, k, 0);
 	icpt_barrier();
 	return *(volatile __u32 *)&t->version == k->version;
 }
 
-/* Each but the first is for a change that ended during the one before; a change takes longer than
- * an attempt. What the last one says holds. */
+/* A further attempt is for a change that was published during the previous one; a change takes
+ * longer than an attempt. The result of the last one counts. */
 #define ICPT_ATTEMPTS 16
 
 static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
@@ -264,13 +264,14 @@ static __always_inline int icpt_may_match(const struct icpt_table *t, const stru
 
 	if (!(t->directions & k->direction))
 		return 0;
-	/* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	/* verifiers up to Linux 6.12 lose the bounds of a u16 that is read from the stack */
 	kerb_opaque(port);
 	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
 }
 
-/* Pointer to len bytes (a constant) of headers, or NULL when the linear part ends before. */
-static __always_inline void *icpt_at(kerb_ctx *ctx, __u64 off, __u64 len)
+/* Returns a pointer to len bytes (a constant) of headers at off, or NULL if the linear part is
+ * shorter. */
+static __always_inline void *icpt_header_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
 
@@ -279,20 +280,20 @@ static __always_inline void *icpt_at(kerb_ctx *ctx, __u64 off, __u64 len)
 	return p + len > end ? 0 : p;
 }
 
-static __always_inline int icpt_fill_addresses(struct icpt_key *k, __u32 l3)
+static __always_inline int icpt_key_fill_addresses(struct icpt_key *k, __u32 l3)
 {
 	struct iphdr *ip4;
 	struct ipv6hdr *ip6;
 
 	if (k->family == 4) {
-		ip4 = icpt_at(k->ctx, l3, sizeof(*ip4));
+		ip4 = icpt_header_at(k->ctx, l3, sizeof(*ip4));
 		if (!ip4)
 			return 0;
 		k->from[0] = ip4->saddr;
 		k->to[0] = ip4->daddr;
 		return 1;
 	}
-	ip6 = icpt_at(k->ctx, l3, sizeof(*ip6));
+	ip6 = icpt_header_at(k->ctx, l3, sizeof(*ip6));
 	if (!ip6)
 		return 0;
 	__builtin_memcpy(k->from, &ip6->saddr, sizeof(k->from));
@@ -300,14 +301,15 @@ static __always_inline int icpt_fill_addresses(struct icpt_key *k, __u32 l3)
 	return 1;
 }
 
-static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __u32 len, __u8 flags)
+static __always_inline void icpt_key_fill_transport(struct icpt_key *k, __u32 l4, __u32 len,
+						    __u8 flags)
 {
 	__u32 header = flags & KERB_F_L4 ? 8 : 0; /* UDP, ICMP, ICMPv6 */
 	struct tcphdr *tcp;
 	struct udphdr *udp;
 
 	if (flags & KERB_F_L4 && (k->proto == IPPROTO_TCP || k->proto == IPPROTO_UDP)) {
-		udp = icpt_at(k->ctx, l4, sizeof(*udp));
+		udp = icpt_header_at(k->ctx, l4, sizeof(*udp));
 		if (udp) {
 			k->has_ports = 1;
 			k->from_port = bpf_ntohs(udp->source);
@@ -315,7 +317,7 @@ static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __
 		}
 	}
 	if (flags & KERB_F_L4 && k->proto == IPPROTO_TCP) {
-		tcp = icpt_at(k->ctx, l4, sizeof(*tcp));
+		tcp = icpt_header_at(k->ctx, l4, sizeof(*tcp));
 		header = tcp ? tcp->doff * 4 : 0;
 	}
 	k->payload = l4 + header;
@@ -323,12 +325,13 @@ static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __
 		k->payload_len = len - header;
 }
 
-/* In the byte of the direction, or of the class: the packet's half is 1. */
+/* Flag in the byte of the direction or of the class: the half of the packet is 1. */
 #define ICPT_HALF 0x80
 
-/* The class of an IP packet, by what the parser has found of it. Takes numbers and the context
- * only, and is global: the verifier follows it once, by itself. offsets: l3 and, above 16 bits, l4.
- * kind: direction and ICPT_HALF, family, protocol and flags, a byte each. */
+/* Returns the class of an IP packet: ICPT_FOUND, or ICPT_NONE. A global function of numbers and the
+ * context only, so that the verifier checks it once, independently of its callers. offsets: l3 in
+ * bits 0 to 15, l4 in bits 16 to 31. kind: direction and ICPT_HALF, family, protocol and flags, a
+ * byte each. */
 __attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind,
 					      __u32 l4_len, __u32 label)
 {
@@ -343,10 +346,10 @@ __attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u3
 
 	if (!t)
 		return ICPT_NONE;
-	icpt_fill_transport(&k, offsets >> 16, l4_len, kind >> 24);
-	if (!icpt_may_match(t, &k) || !icpt_fill_addresses(&k, offsets & 0xffff))
+	icpt_key_fill_transport(&k, offsets >> 16, l4_len, kind >> 24);
+	if (!icpt_may_match(t, &k) || !icpt_key_fill_addresses(&k, offsets & 0xffff))
 		return ICPT_NONE;
-	bpf_loop(ICPT_ATTEMPTS, icpt_match_once, &k, 0);
+	bpf_loop(ICPT_ATTEMPTS, icpt_classes_match, &k, 0);
 	return k.found;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Control messages: consumers change their classes while packets flow. */
+/* Control messages: consumers change their classes without a new configuration (Linux 6.1). */
 #ifndef ICPT_CONTROL_H
 #define ICPT_CONTROL_H
 
@@ -22,16 +22,17 @@ struct {
 	__array(values, struct icpt_control_ring);
 } controls SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_CONTROL)}};
 
-#define ICPT_AT_ONCE 16 /* messages of a class that one packet waits for */
+#define ICPT_MAX_MESSAGES 16 /* messages of a class that one packet applies */
 
-/* What is no message, the kernel skips by itself: up to 131,072 in milliseconds. Where that takes
- * longer than messages do, the class has a rest of a thousand times as long; not if it is the first
- * time for a while, which may have been an interrupt or a hypervisor. */
-#define ICPT_DRAIN_NS 200000
-#define ICPT_REST     1000
-#define ICPT_WHILE    10000000000ULL /* ns */
+/* The kernel skips discarded records in the ring, up to 131,072 of them, which takes milliseconds.
+ * If draining a ring takes longer than ICPT_DRAIN_NS, its class is paused for ICPT_PAUSE_FACTOR
+ * times as long; not if that did not happen for ICPT_PAUSE_FREE_NS: then it may have been an
+ * interrupt or the hypervisor. */
+#define ICPT_DRAIN_NS	   200000
+#define ICPT_PAUSE_FACTOR  1000
+#define ICPT_PAUSE_FREE_NS 10000000000ULL
 
-/* By slot: no control messages are taken before, ns. */
+/* By slot: time before which no control messages are read, ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, ICPT_RINGS);
@@ -39,15 +40,16 @@ struct {
 	__type(value, __u64);
 } rests SEC(".maps");
 
-struct icpt_draining {
+struct icpt_drain {
 	__u32 slot, done;
-	__u32 rung; /* bit slot */
+	__u32 rung; /* bit mask of slots with a doorbell */
 	__u32 half;
-	__u32 open; /* a program has the class: messages that one before has left are skipped */
+	__u32 open; /* the class has a consumer; otherwise messages are skipped */
 	struct icpt_state *state;
 };
 
-static __always_inline void icpt_set_payload(struct icpt_class *c, const struct icpt_control *m)
+static __always_inline void icpt_class_set_payload(struct icpt_class *c,
+						   const struct icpt_control *m)
 {
 	struct icpt_bytes *b;
 	__u64 mask = *(const __u64 *)m->mask;
@@ -61,8 +63,8 @@ static __always_inline void icpt_set_payload(struct icpt_class *c, const struct 
 	b->bytes = *(const __u64 *)m->bytes & mask;
 }
 
-static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_class *c,
-					   const struct icpt_control *m)
+static __always_inline void icpt_class_set_ports(struct icpt_table *t, struct icpt_class *c,
+						 const struct icpt_control *m)
 {
 	__u32 n = c->to_ports;
 
@@ -73,7 +75,7 @@ static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_cla
 		if (i == m->index) {
 			c->to_port[i].first = m->value >> 16;
 			c->to_port[i].last = m->value;
-		} else if (i >= n && i < m->index) { /* those between match nothing */
+		} else if (i >= n && i < m->index) { /* ranges in between match nothing */
 			c->to_port[i].first = 1;
 			c->to_port[i].last = 0;
 		}
@@ -83,8 +85,8 @@ static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_cla
 	t->any_port = 1;
 }
 
-static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, struct icpt_state *s,
-				const struct icpt_control *m)
+static __noinline void icpt_control_apply(struct icpt_table *t, struct icpt_class *c,
+					  struct icpt_state *s, const struct icpt_control *m)
 {
 	switch (m->op) {
 	case ICPT_OP_START:
@@ -106,17 +108,17 @@ static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, stru
 		s->deadline = m->value;
 		break;
 	case ICPT_OP_PORTS:
-		/* else the kernel would answer as any service, at a program's word */
+		/* otherwise a program could make the fallback answer for any service */
 		if (!c->fallback)
-			icpt_set_ports(t, c, m);
+			icpt_class_set_ports(t, c, m);
 		break;
 	case ICPT_OP_PAYLOAD:
-		icpt_set_payload(c, m);
+		icpt_class_set_payload(c, m);
 		break;
 	}
 }
 
-static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
+static long icpt_control_read(struct bpf_dynptr *from, struct icpt_drain *d)
 {
 	struct icpt_table *t = icpt_table(d->half);
 	struct icpt_control m = {};
@@ -126,14 +128,14 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 		return 1;
 	class = t->of_ring[slot];
 	if (d->open && class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
-		icpt_set(t, &t->classes[~t->version & 1][class], d->state, &m);
-	return ++d->done >= ICPT_AT_ONCE;
+		icpt_control_apply(t, &t->classes[~t->version & 1][class], d->state, &m);
+	return ++d->done >= ICPT_MAX_MESSAGES;
 }
 
-/* Has packets meet what icpt_message has changed of the class of a slot, then changes the other
- * copy. The result of the addition is used: else it would be no barrier. Global, as icpt_classify
- * is. */
-__attribute__((noinline)) int icpt_publish(__u32 slot, __u32 half)
+/* Publishes the changed copy of the class of a slot, then updates the other copy (see struct
+ * icpt_table). The result of the addition is used, as otherwise it would not be a barrier. Global
+ * like icpt_classify. */
+__attribute__((noinline)) int icpt_class_publish(__u32 slot, __u32 half)
 {
 	struct icpt_table *t = icpt_table(half);
 	__u64 *from, *to;
@@ -153,7 +155,7 @@ __attribute__((noinline)) int icpt_publish(__u32 slot, __u32 half)
 	return 0;
 }
 
-static long icpt_drain(__u32 slot, struct icpt_draining *d)
+static long icpt_control_ring_drain(__u32 slot, struct icpt_drain *d)
 {
 	struct icpt_state *s = icpt_state(slot);
 	__u64 start = bpf_ktime_get_ns(), took;
@@ -170,19 +172,20 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	d->state = s;
 	d->open = icpt_has_consumer(slot);
 	d->done = 0;
-	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
+	bpf_user_ringbuf_drain(ring, icpt_control_read, d, BPF_RB_NO_WAKEUP);
 	if (d->done)
-		icpt_publish(slot, d->half);
+		icpt_class_publish(slot, d->half);
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
-		*until = start > *until + ICPT_WHILE ? start : start + took * ICPT_REST;
-	if (d->done >= ICPT_AT_ONCE) /* the next packet continues */
+		*until = start > *until + ICPT_PAUSE_FREE_NS ? start
+							     : start + took * ICPT_PAUSE_FACTOR;
+	if (d->done >= ICPT_MAX_MESSAGES) /* the next packet continues */
 		__sync_lock_test_and_set(&s->doorbell, 1);
 	return 0;
 }
 
-/* Which classes have control messages, bit slot. Global, as icpt_classify is. */
-__attribute__((noinline)) __u32 icpt_rung(__u32 half)
+/* Returns a bit mask of the slots with pending control messages. Global like icpt_classify. */
+__attribute__((noinline)) __u32 icpt_doorbells_read(__u32 half)
 {
 	struct icpt_table *t = icpt_table(half);
 	__u32 rung = 0, zero = 0;
@@ -190,26 +193,26 @@ __attribute__((noinline)) __u32 icpt_rung(__u32 half)
 
 	if (!t)
 		return 0;
-#define ICPT_LISTEN(n)                              \
+#define ICPT_READ_DOORBELL(n)                       \
 	if (n >= t->rings)                          \
 		return rung;                        \
 	s = bpf_map_lookup_elem(&state_##n, &zero); \
 	if (s)                                      \
 		rung |= (*(volatile __u32 *)&s->doorbell & 1) << n;
-	ICPT_EACH_RING(ICPT_LISTEN)
+	ICPT_EACH_RING(ICPT_READ_DOORBELL)
 	return rung;
 }
 
-/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next
- * packet. Global, too. */
-__attribute__((noinline)) int icpt_take_controls(__u32 rung, __u32 half)
+/* Applies pending control messages. One CPU at a time: others leave it to the next packet. Global
+ * like icpt_classify. */
+__attribute__((noinline)) int icpt_controls_drain(__u32 rung, __u32 half)
 {
 	struct icpt_table *t = icpt_table(half);
-	struct icpt_draining d = {.rung = rung, .half = half};
+	struct icpt_drain d = { .rung = rung, .half = half };
 
 	if (!t || __sync_val_compare_and_swap(&t->draining, 0, 1))
 		return 0;
-	bpf_loop(ICPT_RINGS, icpt_drain, &d, 0);
+	bpf_loop(ICPT_RINGS, icpt_control_ring_drain, &d, 0);
 	__sync_lock_test_and_set(&t->draining, 0);
 	return 1;
 }

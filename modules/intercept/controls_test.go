@@ -326,9 +326,9 @@ func TestChangesAreOrdered(t *testing.T) {
 					t.Errorf("%s, %s: an atomic addition to the version is no barrier: %v", hook, function, ins)
 				case word:
 					flips++
-				case function == "icpt_match_once" && fetches && look == 1:
+				case function == "icpt_classes_match" && fetches && look == 1:
 					look = 2
-				case function == "icpt_match_once" && ins.OpCode.Class() == asm.LdXClass && ins.Offset == at:
+				case function == "icpt_classes_match" && ins.OpCode.Class() == asm.LdXClass && ins.Offset == at:
 					if look == 2 {
 						ordered++
 					}

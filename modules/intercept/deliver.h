@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Handing packets to programs: each class has a ring of its own, and is out of the others' way. */
+/* Delivery of packets to programs. Each class has its own ring, so that a slow consumer affects no
+ * other class. */
 #ifndef ICPT_DELIVER_H
 #define ICPT_DELIVER_H
 
@@ -8,7 +9,7 @@
 #include "class.h"
 
 #define ICPT_MIN_RING    4096
-/* a program has it; the first reason is the responder's */
+/* delivered to a program; KERB_DROP_MODULE_FIRST is the responder's */
 #define ICPT_DROP_STOLEN (KERB_DROP_MODULE_FIRST + 1)
 
 struct icpt_ring {
@@ -32,7 +33,7 @@ struct {
 	__array(values, struct icpt_ring);
 } rings SEC(".maps") = {.values = {ICPT_EACH_RING(ICPT_PLACE_RING)}};
 
-/* A struct icpt_state. Each class has a map of its own, as a program is given the map. */
+/* A struct icpt_state. A map for each class, as the program gets its descriptor. */
 struct icpt_page {
 	__u8 bytes[ICPT_PAGE];
 };
@@ -65,8 +66,8 @@ static __always_inline struct icpt_state *icpt_state(__u32 slot)
 	return page ? bpf_map_lookup_elem(page, &zero) : 0;
 }
 
-/* By slot: 1: a program has the class open. Not in its page: programs keep that mapped when they
- * have closed the class, and could keep others' packets from being answered. */
+/* By slot: 1 if a program has the class open. Not in struct icpt_state, which a program can keep
+ * mapped after it has closed the class, and so could suppress the fallback. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, ICPT_RINGS);
@@ -81,11 +82,11 @@ static __always_inline int icpt_has_consumer(__u32 slot)
 	return open && *(volatile __u32 *)open;
 }
 
-/* What the data plane remembers of a ring, out of the consumer's reach. */
+/* State of a class that its consumer cannot write. */
 struct icpt_flow {
 	__u64 seq, lost;
-	/* a record that begins here was unread when its packet came, and since when, ns: the
-	 * consumer reads as long as it gets beyond */
+	/* the record whose age is tracked: its position in the ring and its time, ns. The consumer
+	 * has stalled if it does not read past position */
 	__u64 position, since;
 	__u64 last;	       /* time of the last packet */
 };
@@ -100,20 +101,20 @@ struct {
 #define ICPT_REASONS 8 /* a power of two */
 
 struct icpt_counts {
-	__u64 packets, bytes; /* that belong to the class */
+	__u64 packets, bytes; /* of the class */
 	__u64 delivered;      /* to a program */
-	__u64 lost;	      /* no room in the ring: they passed */
-	/* were to be stolen, but passed: no consumer, or it does not read (watchdog) */
+	__u64 lost;	      /* passed, as the ring was full */
+	/* passed instead of being stolen: no consumer, or it has stalled (watchdog) */
 	__u64 unread;
-	__u64 unmarked;	      /* XDP has no priorities: they passed without */
+	__u64 unmarked; /* passed without a priority, which XDP cannot set */
 	__u64 answered;
-	__u64 fallbacks; /* answered in the program's place */
+	__u64 fallbacks; /* answered instead of the program */
 	__u64 forwarded;
 	__u64 unforwarded[ICPT_REASONS]; /* by enum icpt_unforwarded */
-	__u64 gaps[ICPT_BUCKETS]; /* time since the class's last packet, ns */
+	__u64 gaps[ICPT_BUCKETS];	 /* histogram of the time between packets, ns */
 };
 
-/* By struct icpt_class.identity: they continue when the configuration changes. */
+/* By icpt_class.identity, so that they continue when the configuration changes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(max_entries, 2 * ICPT_CLASSES);
@@ -121,8 +122,7 @@ struct {
 	__type(value, struct icpt_counts);
 } class_counts SEC(".maps");
 
-/* AF_XDP sockets by class and queue of the one interface that the class's consumer has sockets
- * on. */
+/* AF_XDP sockets, by slot and queue, on the interface of xsk_interfaces. */
 #define ICPT_QUEUES 64
 
 struct {
@@ -134,7 +134,7 @@ struct {
 
 struct icpt_sockets {
 	__u32 ifindex;
-	__u32 bells; /* they wake only */
+	__u32 bells; /* 1: wake sockets, which only wake the consumer */
 };
 
 struct {
@@ -144,7 +144,7 @@ struct {
 	__type(value, struct icpt_sockets);
 } xsk_interfaces SEC(".maps");
 
-static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_flow *f, __u64 now)
+static __always_inline void icpt_gap_count(struct icpt_counts *n, struct icpt_flow *f, __u64 now)
 {
 	__u64 last = f->last;
 
@@ -153,17 +153,17 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 		kerb_histogram_count(n->gaps, ICPT_BUCKETS, now - last);
 }
 
-/* Whether a record waits unread for longer than limit, ns: then packets pass or are answered, as if
- * the program were not there. It steals again as soon as that record is read. Only some records'
- * ages are known: of those that come while none is, the first. Then begin is where the record of
- * this packet will begin, for icpt_track. */
-static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_flow *f, __u64 now,
-						 __u64 limit, __u64 *begin)
+/* Returns whether a record has been unread for longer than limit, ns: then packets pass or are
+ * answered as if there were no consumer, until it reads that record. The age of one record at a
+ * time is tracked: the first one that is added while no tracked record is unread. Then *begin is
+ * set to the position of this packet's record, for icpt_age_track. */
+static __always_inline int icpt_consumer_is_stalled(void *ring, const struct icpt_flow *f,
+						    __u64 now, __u64 limit, __u64 *begin)
 {
 	__u64 waiting = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
 
 	if (waiting && bpf_ringbuf_query(ring, BPF_RB_CONS_POS) <= f->position)
-		/* another CPU that met its packet later may have been the first to deliver it */
+		/* since may be later than now: another CPU may have been first to deliver */
 		return now > f->since && now - f->since > limit;
 	*begin = bpf_ringbuf_query(ring, BPF_RB_PROD_POS);
 	return 0;
@@ -171,8 +171,8 @@ static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_f
 
 #define ICPT_UNTRACKED (~0ULL)
 
-/* Notes since when a record waits, once it is in the ring. */
-static __always_inline void icpt_track(struct icpt_flow *f, __u64 begin, __u64 now)
+/* Starts tracking the age of a record that is in the ring. */
+static __always_inline void icpt_age_track(struct icpt_flow *f, __u64 begin, __u64 now)
 {
 	if (begin == ICPT_UNTRACKED)
 		return;
@@ -180,9 +180,9 @@ static __always_inline void icpt_track(struct icpt_flow *f, __u64 begin, __u64 n
 	f->since = now;
 }
 
-/* Submits a record, which is a full barrier, and wakes a consumer that sleeps for the ring, and
- * only that: waking costs more than delivering. */
-static __always_inline void icpt_submit(struct icpt_record *r, struct icpt_state *s)
+/* Submits a record, which is a full barrier, and wakes the consumer only if it waits for the ring,
+ * as a wake-up costs more than the delivery. */
+static __always_inline void icpt_record_submit(struct icpt_record *r, struct icpt_state *s)
 {
 	volatile __u32 *waiting = &s->waiting;
 	__u32 asleep = *waiting == ICPT_BY_RING;
@@ -200,24 +200,24 @@ static __always_inline void icpt_wake_by_ring(void *ring)
 		bpf_ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
 }
 
-/* Records have a few sizes: the verifier wants constants, and this way a frame is copied once, into
- * its place. */
+/* Records have fixed sizes, as bpf_ringbuf_reserve takes constants only; so the frame is copied
+ * once, directly into the ring. */
 #define ICPT_EMIT(step)                                                                          \
 	static __noinline int icpt_emit_##step(                                                  \
 		kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s) \
 	{                                                                                        \
 		struct icpt_record *r = bpf_ringbuf_reserve(ring, sizeof(*r) + step, 0);         \
-		__u32 rest = head->caplen - 1; /* for the verifier: see icpt_payload_matches */  \
+		__u32 rest = head->caplen - 1; /* see icpt_payload_matches */                    \
                                                                                                  \
 		if (!r)                                                                          \
 			return -1;                                                               \
 		*r = *head;                                                                      \
 		kerb_opaque(rest);                                                               \
-		if (rest >= step || icpt_load(ctx, 0, r + 1, rest + 1)) {                        \
+		if (rest >= step || icpt_bytes_load(ctx, 0, r + 1, rest + 1)) {                  \
 			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                \
 			return -1;                                                               \
 		}                                                                                \
-		icpt_submit(r, s);                                                               \
+		icpt_record_submit(r, s);                                                        \
 		return 0;                                                                        \
 	}
 
@@ -230,14 +230,15 @@ static __always_inline void icpt_wake_by_ring(void *ring)
 
 ICPT_EACH_STEP(ICPT_EMIT)
 
-static __always_inline int icpt_emit(kerb_ctx *ctx, void *ring, const struct icpt_record *head,
-				     struct icpt_state *s)
+static __always_inline int icpt_record_emit(kerb_ctx *ctx, void *ring,
+					    const struct icpt_record *head, struct icpt_state *s)
 {
 	ICPT_EACH_STEP(ICPT_EMIT_STEP)
 	return -1;
 }
 
-static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct icpt_found *k)
+static __always_inline __u32 icpt_record_flags(const struct kerb_pkt *pkt,
+					       const struct icpt_found *k)
 {
 	__u32 flags = k->direction == ICPT_OUTGOING ? ICPT_EGRESS : 0;
 
@@ -257,20 +258,20 @@ static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct
 	return flags;
 }
 
-/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is
- * detected by a type that came with it. */
+/* Returns the thread that this CPU was running, 0 if unknown. bpf_get_current_pid_tgid is allowed
+ * in all program types since Linux 6.17, which is detected by a type that was added with it. */
 struct bpf_stream___icpt {
 	int unused;
 } __attribute__((preserve_access_index));
 
-static __always_inline __u32 icpt_current(void)
+static __always_inline __u32 icpt_current_pid(void)
 {
 	return bpf_core_type_exists(struct bpf_stream___icpt) ? (__u32)bpf_get_current_pid_tgid()
 							      : 0;
 }
 
-static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt,
-				      const struct icpt_found *k)
+static __always_inline void icpt_record_fill(struct icpt_record *r, const struct kerb_pkt *pkt,
+					     const struct icpt_found *k)
 {
 	r->time = k->time;
 	r->len = pkt->len;
@@ -280,15 +281,16 @@ static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_p
 	r->payload = k->payload;
 	r->slot = k->ring;
 	r->ifindex = pkt->ifindex;
-	r->flags = icpt_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
+	r->flags = icpt_record_flags(pkt, k) | (r->caplen < r->len ? ICPT_TRUNCATED : 0);
 	r->cpu = bpf_get_smp_processor_id();
-	r->pid = icpt_current();
+	r->pid = icpt_current_pid();
 }
 
 #ifdef KERB_HOOK_XDP
 
-/* The place of the class's socket for this packet's interface and queue, of one purpose, or -1. */
-static __always_inline int icpt_socket(const struct kerb_pkt *pkt, __u32 slot, __u32 bell)
+/* Returns the index in xsks of the socket for the packet's interface and queue, or -1. bell: of a
+ * wake socket. */
+static __always_inline int icpt_xsk_lookup(const struct kerb_pkt *pkt, __u32 slot, __u32 bell)
 {
 	__u32 queue = kerb_ctx_field(pkt->ctx, rx_queue_index), at = slot * ICPT_QUEUES + queue;
 	struct icpt_sockets *all = bpf_map_lookup_elem(&xsk_interfaces, &slot);
@@ -298,11 +300,12 @@ static __always_inline int icpt_socket(const struct kerb_pkt *pkt, __u32 slot, _
 	return bpf_map_lookup_elem(&xsks, &at) ? at : -1;
 }
 
-/* Whether the packet has gone to a socket: that takes a driver that has room before the frame. */
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k,
-					  struct icpt_flow *f)
+/* Redirects the packet to an AF_XDP socket. Returns 0 if there is none, or if the driver has no
+ * room for metadata before the frame. */
+static __always_inline int icpt_xsk_deliver(struct kerb_pkt *pkt, const struct icpt_found *k,
+					    struct icpt_flow *f)
 {
-	int rc, at = icpt_socket(pkt, k->ring, 0);
+	int rc, at = icpt_xsk_lookup(pkt, k->ring, 0);
 	struct icpt_meta *m;
 
 	if (at < 0)
@@ -324,56 +327,57 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
-/* bytes of a frame that ring: the socket takes no frames of several buffers, and copies what it is
- * given */
-#define ICPT_BELL 64
+/* A frame is cut to this length for a wake socket, which copies it and accepts no multi-buffer
+ * frames. */
+#define ICPT_WAKE_BYTES 64
 
-/* Whether the packet, which is in the ring already, has gone to the socket that wakes. */
-static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struct icpt_found *k)
+/* Redirects a packet that is in the ring already to a wake socket. Returns 0 if there is none. */
+static __always_inline int icpt_wake_by_xsk(struct kerb_pkt *pkt, const struct icpt_found *k)
 {
-	int rc = 0, at = icpt_socket(pkt, k->ring, 1);
+	int rc = 0, at = icpt_xsk_lookup(pkt, k->ring, 1);
 
 	if (at < 0)
 		return 0;
-	if (pkt->len > ICPT_BELL)
-		rc = bpf_xdp_adjust_tail(pkt->ctx, ICPT_BELL - (int)pkt->len);
+	if (pkt->len > ICPT_WAKE_BYTES)
+		rc = bpf_xdp_adjust_tail(pkt->ctx, ICPT_WAKE_BYTES - (int)pkt->len);
 	kerb_reload(pkt);
 	return !rc && bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
 #else
 
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k,
-					  struct icpt_flow *f)
+static __always_inline int icpt_xsk_deliver(struct kerb_pkt *pkt, const struct icpt_found *k,
+					    struct icpt_flow *f)
 {
 	return 0;
 }
 
-static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struct icpt_found *k)
+static __always_inline int icpt_wake_by_xsk(struct kerb_pkt *pkt, const struct icpt_found *k)
 {
 	return 0;
 }
 
 #endif
 
-/* What happens to a packet whose record was submitted. The consumer says that it is about to sleep,
- * and checks again; we deliver, and look now: one of both sees the other. */
-static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icpt_found *k,
-					  void *ring, struct icpt_state *s)
+/* Wakes a waiting consumer after the record was submitted, and returns the verdict. The consumer
+ * sets waiting, then checks the ring; this side submits, then reads waiting: at least one sees the
+ * other's write. */
+static __always_inline int icpt_consumer_wake(struct kerb_pkt *pkt, const struct icpt_found *k,
+					      void *ring, struct icpt_state *s)
 {
 	volatile __u32 *waiting = &s->waiting;
 	__u32 steal = k->action == ICPT_STEAL, how = *waiting;
 
 	if (how) {
 		*waiting = ICPT_AWAKE;
-		if (how == ICPT_BY_BELL && steal && k->xdp_sockets && icpt_wake_by_socket(pkt, k))
+		if (how == ICPT_BY_SOCKET && steal && k->xdp_sockets && icpt_wake_by_xsk(pkt, k))
 			return kerb_redirect(pkt, 0, KERB_TO_MAP);
 		icpt_wake_by_ring(ring);
 	}
 	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
 }
 
-/* ns that records of a class may wait unread before its packets are answered, 0: they are not. */
+/* Returns the ns for which records may stay unread before packets are answered; 0: no fallback. */
 static __always_inline __u64 icpt_fallback_time(const struct icpt_found *k)
 {
 	struct icpt_table *t = icpt_table(k->half);
@@ -381,10 +385,10 @@ static __always_inline __u64 icpt_fallback_time(const struct icpt_found *k)
 	return t ? t->classes[0][k->class & (ICPT_CLASSES - 1)].fallback * 1000ULL : 0;
 }
 
-#define ICPT_UNDELIVERED (-1) /* the class has a fallback */
+#define ICPT_UNDELIVERED (-1) /* answer the packet by the fallback of the class */
 
-/* Delivers a packet, and returns its verdict. What cannot be delivered passes, or is
- * ICPT_UNDELIVERED. Not inlined: the stack is short. */
+/* Delivers a packet and returns its verdict: if it cannot be delivered, KERB_NEXT, or
+ * ICPT_UNDELIVERED in a class with a fallback. Not inlined because of the stack limit. */
 static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k,
 				   struct icpt_flow *f, struct icpt_counts *n)
 {
@@ -401,26 +405,26 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 		n->unread++;
 		return undelivered;
 	}
-	/* what a program takes from a socket is not seen here */
-	if (steal && !fallback && k->xdp_sockets && icpt_to_socket(pkt, k, f)) {
+	/* not with a fallback: unread frames of a socket have no known age */
+	if (steal && !fallback && k->xdp_sockets && icpt_xsk_deliver(pkt, k, f)) {
 		n->delivered++;
 		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}
-	if (steal && icpt_consumer_stalled(ring, f, k->time, fallback ?: s->watchdog, &begin)) {
+	if (steal && icpt_consumer_is_stalled(ring, f, k->time, fallback ?: s->watchdog, &begin)) {
 		n->unread++;
 		return undelivered;
 	}
-	icpt_head(&head, pkt, k);
+	icpt_record_fill(&head, pkt, k);
 	head.seq = __sync_fetch_and_add(&f->seq, 1);
 	head.lost = f->lost;
-	if (icpt_emit(pkt->ctx, ring, &head, s)) {
+	if (icpt_record_emit(pkt->ctx, ring, &head, s)) {
 		__sync_fetch_and_add(&f->lost, 1);
 		n->lost++;
 		return undelivered;
 	}
-	icpt_track(f, begin, k->time);
+	icpt_age_track(f, begin, k->time);
 	n->delivered++;
-	return icpt_delivered(pkt, k, ring, s);
+	return icpt_consumer_wake(pkt, k, ring, s);
 }
 
 #endif

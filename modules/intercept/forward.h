@@ -1,27 +1,28 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Classes whose packets are sent to another host or interface, as a router does: one hop less to
- * live, to the next hop of the kernel's routes. The only targets are those of the configuration.
- * What cannot be forwarded passes unchanged, but for packets whose hops are used up. */
+/* Classes with action forward: packets are routed to another host or interface, to the next hop of
+ * the kernel's FIB, with TTL or hop limit decremented. The only targets are those of the
+ * configuration. Packets that cannot be forwarded pass unchanged, except that those with TTL 1 are
+ * dropped. */
 #ifndef ICPT_FORWARD_H
 #define ICPT_FORWARD_H
 
 #include "deliver.h"
 
-KERB_CONFIG(_Bool, use_forwards, 1); /* some class is forwarded */
+KERB_CONFIG(_Bool, use_forwards, 1); /* some class forwards */
 
 #define ICPT_DROP_EXPIRED (KERB_DROP_MODULE_FIRST + 2)
 
-/* Why a packet is not forwarded: places in icpt_counts.unforwarded. */
+/* Why a packet was not forwarded: indexes of icpt_counts.unforwarded. */
 enum icpt_unforwarded {
-	/* fragments, VLAN tags, options, addresses that routers do not forward, checksums that XDP
-	 * cannot complete */
+	/* fragments, VLAN tags, IP options, addresses that routers do not forward, partial
+	 * checksums (CHECKSUM_PARTIAL) on XDP */
 	ICPT_UNSUPPORTED = 0,
 	ICPT_NO_ROUTE = 1,
-	ICPT_NO_NEIGHBOUR = 2, /* XDP only: on TC the kernel resolves it */
+	ICPT_NO_NEIGHBOUR = 2, /* XDP only; on TC the kernel resolves it */
 	ICPT_TOO_BIG = 3,
-	ICPT_EXPIRED = 4,   /* dropped, as routers do */
-	ICPT_ARRIVED = 5,   /* is addressed to the target already */
-	ICPT_NO_MEMORY = 6, /* dropped, as it may be half changed */
+	ICPT_EXPIRED = 4,   /* dropped, as by a router */
+	ICPT_ARRIVED = 5,   /* its destination is the target already */
+	ICPT_NO_MEMORY = 6, /* dropped, as it may be partly changed */
 	ICPT_FORWARDED = 0xff,
 };
 
@@ -29,11 +30,11 @@ enum icpt_unforwarded {
 #define ICPT_AF_INET  2
 #define ICPT_AF_INET6 10
 
-/* Verdict, enum icpt_unforwarded, and the interface of KERB_REDIRECT. */
+/* Verdict, enum icpt_unforwarded, and the ifindex of KERB_REDIRECT in one number. */
 #define ICPT_OUTCOME(verdict, why, ifindex) \
 	((__u64)(verdict) | (__u64)(why) << 8 | (__u64)(ifindex) << 32)
 
-/* Neither of this network, nor of loopback, nor of a group or reserved. */
+/* Not in 0.0.0.0/8, loopback, multicast or reserved (RFC 1812, 5.3.7). */
 static __always_inline int icpt_is_routable4(__be32 addr)
 {
 	__u32 first = bpf_ntohl(addr) >> 24;
@@ -41,7 +42,7 @@ static __always_inline int icpt_is_routable4(__be32 addr)
 	return first && first != 127 && first < 224;
 }
 
-/* Neither of a group nor link-local, nor of ::/64: unspecified, loopback, IPv4-mapped. */
+/* Not multicast, link-local, or in ::/64 (unspecified, loopback, IPv4-mapped). */
 static __always_inline int icpt_is_routable6(const struct in6_addr *addr)
 {
 	const __be32 *w = addr->in6_u.u6_addr32;
@@ -50,8 +51,9 @@ static __always_inline int icpt_is_routable6(const struct in6_addr *addr)
 	       (w[0] & bpf_htonl(0xffc00000)) != bpf_htonl(0xfe800000);
 }
 
-/* Whether the transport checksum may be one that the sender left to its interface: it is the sum of
- * the pseudo-header alone. It would leave as it is, and TC need not ask: the kernel knows. */
+/* Returns whether the transport checksum may be partial: the sum of the pseudo-header only, which
+ * the sender left to checksum offload. XDP would send it like that; on TC the kernel completes
+ * it. */
 static __always_inline int icpt_is_partial(const struct kerb_pkt *pkt)
 {
 #ifdef KERB_HOOK_XDP
@@ -94,10 +96,10 @@ static __always_inline int icpt_can_forward(const struct kerb_pkt *pkt,
 	return ip6 && icpt_is_routable6(&ip6->saddr) && icpt_is_routable6(&ip6->daddr);
 }
 
-/* Whether the packet is addressed to the target already: it has been forwarded, or the target is
- * the service itself. It would come here again and again. */
-static __always_inline int icpt_has_arrived(const struct kerb_pkt *pkt,
-					    const struct icpt_target *to)
+/* Returns whether the destination is the target already: the packet was forwarded before, or the
+ * target is the service itself. Forwarding it would loop. */
+static __always_inline int icpt_is_at_target(const struct kerb_pkt *pkt,
+					     const struct icpt_target *to)
 {
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
 	struct iphdr *ip4 = kerb_ip4(pkt);
@@ -113,8 +115,8 @@ static __always_inline int icpt_has_arrived(const struct kerb_pkt *pkt,
 	return ip6 && !differs;
 }
 
-/* The length that has to fit into the MTU of the route: of a packet that the kernel has put
- * together from segments, and cuts again when it leaves, that of one. */
+/* Returns the length that has to fit into the MTU of the route: of a GSO packet, that of one
+ * segment; at most 65535. */
 static __always_inline __u32 icpt_route_len(const struct kerb_pkt *pkt, __u32 len)
 {
 #ifdef KERB_HOOK_TC
@@ -127,8 +129,8 @@ static __always_inline __u32 icpt_route_len(const struct kerb_pkt *pkt, __u32 le
 	return len < 0xffff ? len : 0xffff;
 }
 
-/* The addresses and the length by which the kernel looks for a route. */
-static __always_inline int icpt_fill_route(const struct kerb_pkt *pkt, const struct icpt_target *to,
+/* Fills the key of the FIB lookup. Returns 0 if a header is missing. */
+static __always_inline int icpt_route_fill(const struct kerb_pkt *pkt, const struct icpt_target *to,
 					   struct bpf_fib_lookup *fib)
 {
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
@@ -162,23 +164,24 @@ static __always_inline int icpt_fill_route(const struct kerb_pkt *pkt, const str
 	return 1;
 }
 
-/* 0, BPF_FIB_LKUP_RET_NO_NEIGH, or the reason + 0x100 why there is no way. */
-#define ICPT_NO_WAY 0x100
+/* Returned with an enum icpt_unforwarded; otherwise 0 or BPF_FIB_LKUP_RET_NO_NEIGH. */
+#define ICPT_UNREACHABLE 0x100
 
-static __always_inline int icpt_find_route(const struct kerb_pkt *pkt, const struct icpt_target *to,
-					   struct bpf_fib_lookup *fib)
+static __always_inline int icpt_route_lookup(const struct kerb_pkt *pkt,
+					     const struct icpt_target *to,
+					     struct bpf_fib_lookup *fib)
 {
 	int rc;
 
-	if ((to->named && !to->ifindex) || !icpt_fill_route(pkt, to, fib))
-		return ICPT_NO_WAY | ICPT_NO_ROUTE;
+	if ((to->named && !to->ifindex) || !icpt_route_fill(pkt, to, fib))
+		return ICPT_UNREACHABLE | ICPT_NO_ROUTE;
 	rc = bpf_fib_lookup(pkt->ctx, fib, sizeof(*fib), to->named ? BPF_FIB_LOOKUP_OUTPUT : 0);
 	if (rc == BPF_FIB_LKUP_RET_FRAG_NEEDED)
-		return ICPT_NO_WAY | ICPT_TOO_BIG;
+		return ICPT_UNREACHABLE | ICPT_TOO_BIG;
 	if (rc && rc != BPF_FIB_LKUP_RET_NO_NEIGH)
-		return ICPT_NO_WAY | ICPT_NO_ROUTE;
-	/* for IPv6 the interface is a wish */
-	return to->named && fib->ifindex != to->ifindex ? ICPT_NO_WAY | ICPT_NO_ROUTE : rc;
+		return ICPT_UNREACHABLE | ICPT_NO_ROUTE;
+	/* for IPv6 the lookup may return another interface */
+	return to->named && fib->ifindex != to->ifindex ? ICPT_UNREACHABLE | ICPT_NO_ROUTE : rc;
 }
 
 static __always_inline int icpt_set_destination(struct kerb_pkt *pkt, const struct icpt_target *to)
@@ -197,16 +200,16 @@ static __always_inline int icpt_set_destination(struct kerb_pkt *pkt, const stru
 	return rc ?: to->port ? kerb_set_dport(pkt, to->port) : 0;
 }
 
-#define ICPT_HALF_CHANGED ICPT_OUTCOME(KERB_DROP, ICPT_NO_MEMORY, 0)
+#define ICPT_PARTLY_CHANGED ICPT_OUTCOME(KERB_DROP, ICPT_NO_MEMORY, 0)
 
 #ifdef KERB_HOOK_XDP
 
-/* Of the interfaces only some can send what XDP redirects, and none of them resolves neighbours: a
- * packet goes to an interface that the class names, or else on to the network stack, which forwards
- * it by its new address. */
-static __always_inline __u64 icpt_send_on(struct kerb_pkt *pkt, const struct icpt_target *to,
-					  const struct bpf_fib_lookup *fib, int no_neighbour,
-					  __u8 ttl)
+/* Not all drivers can transmit what XDP redirects, and XDP cannot resolve neighbours: a packet is
+ * redirected only to an interface that the class names. Otherwise it continues to the network
+ * stack, which forwards it by its new destination. */
+static __always_inline __u64 icpt_packet_send(struct kerb_pkt *pkt, const struct icpt_target *to,
+					      const struct bpf_fib_lookup *fib, int no_neighbour,
+					      __u8 ttl)
 {
 	int direct = to->named && !no_neighbour && pkt->data + pkt->len <= pkt->data_end;
 	struct ethhdr *eth;
@@ -215,14 +218,14 @@ static __always_inline __u64 icpt_send_on(struct kerb_pkt *pkt, const struct icp
 		return ICPT_OUTCOME(KERB_NEXT, no_neighbour ? ICPT_NO_NEIGHBOUR : ICPT_UNSUPPORTED,
 				    0);
 	if (icpt_set_destination(pkt, to))
-		return ICPT_HALF_CHANGED;
+		return ICPT_PARTLY_CHANGED;
 	if (!direct)
 		return ICPT_OUTCOME(KERB_NEXT, ICPT_FORWARDED, 0);
 	if (kerb_set_ttl(pkt, ttl - 1))
-		return ICPT_HALF_CHANGED;
+		return ICPT_PARTLY_CHANGED;
 	eth = kerb_at(pkt, 0, sizeof(*eth));
 	if (!eth)
-		return ICPT_HALF_CHANGED;
+		return ICPT_PARTLY_CHANGED;
 	__builtin_memcpy(eth->h_dest, fib->dmac, ETH_ALEN);
 	__builtin_memcpy(eth->h_source, fib->smac, ETH_ALEN);
 	return ICPT_OUTCOME(KERB_REDIRECT, ICPT_FORWARDED, fib->ifindex);
@@ -230,20 +233,20 @@ static __always_inline __u64 icpt_send_on(struct kerb_pkt *pkt, const struct icp
 
 #else
 
-/* The kernel finds the neighbour, and writes the link header. */
-static __always_inline __u64 icpt_send_on(struct kerb_pkt *pkt, const struct icpt_target *to,
-					  const struct bpf_fib_lookup *fib, int no_neighbour,
-					  __u8 ttl)
+/* The kernel resolves the neighbour and writes the Ethernet header. */
+static __always_inline __u64 icpt_packet_send(struct kerb_pkt *pkt, const struct icpt_target *to,
+					      const struct bpf_fib_lookup *fib, int no_neighbour,
+					      __u8 ttl)
 {
 	if (icpt_set_destination(pkt, to) || kerb_set_ttl(pkt, ttl - 1))
-		return ICPT_HALF_CHANGED;
+		return ICPT_PARTLY_CHANGED;
 	return ICPT_OUTCOME(KERB_REDIRECT, ICPT_FORWARDED, fib->ifindex);
 }
 
 #endif
 
-/* ICPT_OUTCOME of a packet of a class that is forwarded. Global, as icpt_classify is. offsets and
- * kind as of icpt_respond. */
+/* Forwards a packet and returns ICPT_OUTCOME. Global like icpt_classify. offsets and kind as for
+ * icpt_reply_create. */
 __attribute__((noinline)) __u64 icpt_route(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len,
 					   __u32 len)
 {
@@ -264,22 +267,23 @@ __attribute__((noinline)) __u64 icpt_route(kerb_ctx *ctx, __u32 offsets, __u32 k
 
 	if (!t)
 		return KERB_NEXT;
-	/* else callers leave out what only XDP needs, and the verifier misses it */
+	/* otherwise the compiler omits arguments that only XDP uses, and the verifier rejects the
+	 * call */
 	asm volatile("" ::"r"(l4_len), "r"(len));
 	kerb_opaque(class);
-	to = &t->classes[0][class & (ICPT_CLASSES - 1)].target; /* no message changes it */
+	to = &t->classes[0][class & (ICPT_CLASSES - 1)].target; /* the same in both copies */
 	kerb_reload(&pkt);
 	if (!icpt_can_forward(&pkt, to))
 		return ICPT_OUTCOME(KERB_NEXT, ICPT_UNSUPPORTED, 0);
-	if (icpt_has_arrived(&pkt, to))
+	if (icpt_is_at_target(&pkt, to))
 		return ICPT_OUTCOME(KERB_NEXT, ICPT_ARRIVED, 0);
-	rc = icpt_find_route(&pkt, to, &fib);
-	if (rc & ICPT_NO_WAY)
+	rc = icpt_route_lookup(&pkt, to, &fib);
+	if (rc & ICPT_UNREACHABLE)
 		return ICPT_OUTCOME(KERB_NEXT, rc & 0xff, 0);
 	ttl = kerb_ttl(&pkt);
 	if (ttl <= 1)
 		return ICPT_OUTCOME(KERB_DROP, ICPT_EXPIRED, 0);
-	return icpt_send_on(&pkt, to, &fib, rc, ttl);
+	return icpt_packet_send(&pkt, to, &fib, rc, ttl);
 }
 
 static __always_inline int icpt_forward(struct kerb_pkt *pkt, const struct icpt_found *k,

@@ -2,10 +2,10 @@
 
 //go:build ignore
 
-/* Intercept sorts packets into classes as early as can be, and passes, drops, marks, answers or
- * forwards them, or delivers them to a program through a ring in its memory (record.h). control.go
- * fills the maps. */
-#define KERB_FIXED_LAYOUT /* has contexts of its own */
+/* Intercept classifies packets before the network stack, and passes, drops, marks, answers or
+ * forwards them, or delivers them to a program through a ring in shared memory (record.h).
+ * control.go fills the maps. */
+#define KERB_FIXED_LAYOUT /* global functions build their own struct kerb_pkt */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "class.h"
@@ -14,8 +14,8 @@
 #include "answer.h"
 #include "forward.h"
 
-/* Sets the priority that queueing disciplines classify by (skb->priority); XDP has no skb. */
-static __always_inline int icpt_mark_packet(struct kerb_pkt *pkt, const struct icpt_found *k,
+/* Sets skb->priority, by which queueing disciplines classify; XDP has no skb. */
+static __always_inline int icpt_packet_mark(struct kerb_pkt *pkt, const struct icpt_found *k,
 					    struct icpt_counts *n)
 {
 #ifdef KERB_HOOK_TC
@@ -26,9 +26,9 @@ static __always_inline int icpt_mark_packet(struct kerb_pkt *pkt, const struct i
 	return KERB_NEXT;
 }
 
-/* Counts the packet for its class and does what the class says. A class that a message removed
- * meanwhile has no counters: its packets pass. */
-static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct icpt_found *k,
+/* Counts the packet for its class and performs the action. If the class was removed meanwhile, it
+ * has no counters, and the packet passes. */
+static __always_inline int icpt_action_apply(struct kerb_pkt *pkt, const struct icpt_found *k,
 					     __u32 direction)
 {
 	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
@@ -43,12 +43,12 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 	answered = &n->answered;
 	n->packets++;
 	n->bytes += pkt->len;
-	icpt_count_gap(n, f, k->time);
+	icpt_gap_count(n, f, k->time);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
 	case ICPT_MARK:
-		return icpt_mark_packet(pkt, k, n);
+		return icpt_packet_mark(pkt, k, n);
 	case ICPT_COPY:
 	case ICPT_STEAL:
 		verdict = icpt_deliver(pkt, k, f, n);
@@ -65,12 +65,12 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 		return verdict;
 	if (!use_answers || direction != ICPT_INGRESS)
 		return KERB_NEXT;
-	return icpt_answer(pkt, k->class | k->half * ICPT_HALF, answered);
+	return icpt_reply(pkt, k->class | k->half * ICPT_HALF, answered);
 }
 
 /* Unpacks what icpt_classify found: class in bits 0 to 7, action 8 to 15, bytes to copy 16 to 31,
  * priority 32 to 63. Returns 0 for a packet of no class. */
-static __always_inline int icpt_load_found(struct icpt_found *f, const struct kerb_pkt *pkt,
+static __always_inline int icpt_found_load(struct icpt_found *f, const struct kerb_pkt *pkt,
 					   __u64 found)
 {
 	const struct icpt_class *c;
@@ -88,7 +88,7 @@ static __always_inline int icpt_load_found(struct icpt_found *f, const struct ke
 	f->action = found >> 8;
 	f->max_bytes = found >> 16 & 0xffff;
 	f->priority = found >> 32;
-	f->identity = c->identity; /* these no message changes */
+	f->identity = c->identity; /* control messages do not change these */
 	f->xdp_sockets = c->xdp_sockets;
 	f->ring = c->ring;
 	f->payload = kerb_payload(pkt);
@@ -96,34 +96,34 @@ static __always_inline int icpt_load_found(struct icpt_found *f, const struct ke
 	return 1;
 }
 
-/* Only IP is sorted: ARP and the like always pass. */
-static __always_inline int icpt_process_packet(struct kerb_pkt *pkt, __u32 direction)
+/* Only IP packets are classified: ARP and others always pass. */
+static __always_inline int icpt_packet_process(struct kerb_pkt *pkt, __u32 direction)
 {
 	struct icpt_found f = {.direction = direction, .half = kerb_tunables_half()};
 	__u32 rung;
 	__u64 found;
 
 	kerb_forget(pkt);
-	rung = icpt_rung(f.half);
+	rung = icpt_doorbells_read(f.half);
 	if (rung)
-		icpt_take_controls(rung, f.half);
+		icpt_controls_drain(rung, f.half);
 	if (!pkt->family)
 		return KERB_NEXT;
 	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
 			      direction | f.half * ICPT_HALF | pkt->family << 8 | pkt->proto << 16 |
 				      (__u32)pkt->flags << 24,
 			      pkt->l4_len, kerb_label(pkt));
-	return icpt_load_found(&f, pkt, found) ? icpt_apply_action(pkt, &f, direction) : KERB_NEXT;
+	return icpt_found_load(&f, pkt, found) ? icpt_action_apply(pkt, &f, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)
 {
-	return icpt_process_packet(pkt, ICPT_INGRESS);
+	return icpt_packet_process(pkt, ICPT_INGRESS);
 }
 
 KERB_EGRESS(pkt)
 {
-	return icpt_process_packet(pkt, ICPT_OUTGOING);
+	return icpt_packet_process(pkt, ICPT_OUTGOING);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

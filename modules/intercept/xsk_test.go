@@ -222,9 +222,9 @@ func TestXSK(t *testing.T) {
 	}
 }
 
-// A socket that is a bell gets the packet that wakes, once for each sleep; all packets, of any size, come into the
+// A wake socket gets the packet that wakes, once for each sleep; all packets, of any size, come into the
 // ring.
-func TestBell(t *testing.T) {
+func TestWakeSocket(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	live := sdk.Live{Maps: k.maps, Attachments: func() []sdk.Attachment { return []sdk.Attachment{{Ifindex: ifindex}} }}
 	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Bell: true}, x.fd); err != nil {
@@ -247,7 +247,7 @@ func TestBell(t *testing.T) {
 	removeSockets(k.maps, 0)
 	atomic.StoreUint32(&r.state.Waiting, byBell)
 	if !r.sleeps(30*time.Second, func() { send("by the ring") }) {
-		t.Error("not woken where there is no bell")
+		t.Error("not woken where there is no wake socket")
 	}
 }
 

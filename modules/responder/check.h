@@ -1,44 +1,43 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet must be for the kernel to answer it. Whatever fails one check passes to the
- * ordinary server, untouched. */
+/* Checks of a packet before it is answered. A packet that fails a check passes to the ordinary
+ * server, unchanged. */
 #ifndef RSP_CHECK_H
 #define RSP_CHECK_H
 
 #include "respond.h"
 
-/* Packets by result: counters of every listener, and in slot 0 of those that no listener was found
- * for. */
+/* Results, counted by listener; slot 0 counts packets without a listener. */
 enum rsp_outcome {
 	RSP_ANSWERED = 0,
 	RSP_CONSUMED = 1,
-	RSP_MALFORMED = KERB_REQUEST_MALFORMED, /* did not parse (slot 0) */
-	RSP_LATER_FRAGMENT = 3,			/* of UDP: its port is not known (slot 0) */
-	/* an answered port, but of an address that no listener has (slot 0) */
+	RSP_MALFORMED = KERB_REQUEST_MALFORMED, /* cannot be parsed (slot 0) */
+	RSP_LATER_FRAGMENT = 3,			/* of UDP, without ports (slot 0) */
+	/* an answered port, but an address without a listener (slot 0) */
 	RSP_OTHER_ADDRESS = 4,
 	RSP_FRAGMENT = KERB_REQUEST_FRAGMENT, /* first fragment */
-	/* in several buffers, or several requests in one packet (GRO) */
+	/* a multi-buffer frame, or several requests aggregated by GRO */
 	RSP_NOT_LINEAR = KERB_REQUEST_NOT_LINEAR,
-	RSP_LINK_ADDRESS = KERB_REQUEST_LINK_ADDRESS, /* a MAC address is one of a group */
-	/* not unicast, loopback, the destination's, one's own, a broadcast address of the
-	 * network */
+	RSP_LINK_ADDRESS = KERB_REQUEST_LINK_ADDRESS, /* a MAC address is multicast */
+	/* not unicast, loopback, the destination address, a local address, or a broadcast address
+	 * of the network */
 	RSP_SOURCE_ADDRESS = KERB_REQUEST_SOURCE_ADDRESS,
-	/* 0, an answered port, or that of another service that answers anything */
+	/* 0, an answered port, or the port of another service that answers any datagram (loops) */
 	RSP_SOURCE_PORT = 9,
-	/* IP options or extension headers that may not be left out of an answer's way */
+	/* IP options or extension headers that a reply cannot ignore */
 	RSP_OPTIONS = KERB_REQUEST_OPTIONS,
-	RSP_SIZE = KERB_REQUEST_SIZE,			    /* payload too short or too long */
+	RSP_SIZE = KERB_REQUEST_SIZE,			    /* payload too short or long */
 	RSP_HEADER_CHECKSUM = KERB_REQUEST_HEADER_CHECKSUM, /* IPv4 header */
 	RSP_CHECKSUM = KERB_REQUEST_CHECKSUM,		    /* UDP */
-	/* the reply would be longer than max_reply or the interface's MTU */
+	/* the reply would exceed max_reply or the MTU of the interface */
 	RSP_REPLY_SIZE = 14,
-	RSP_SOURCE_LIMIT = 15, /* over the rate of one source */
-	RSP_TOTAL_LIMIT = 16,  /* over the rate of all */
+	RSP_SOURCE_LIMIT = 15, /* over the rate limit per source */
+	RSP_TOTAL_LIMIT = 16,  /* over the total rate limit */
 	RSP_NO_ROOM = 17,      /* no memory for the reply */
-	RSP_LOST = 18,	       /* dropped: what was begun could not be finished */
-	/* the reply would amplify, and the source has not proven its address */
+	RSP_LOST = 18,	       /* dropped: the reply could not be completed */
+	/* the reply would amplify, and the source address is not proven */
 	RSP_UNPROVEN = 19,
-	RSP_CHALLENGED = 20, /* answered by asking the source for a proof of its address */
-	RSP_APP = 24,	     /* the application's own reasons to pass */
+	RSP_CHALLENGED = 20, /* answered with a request for a proof of the source address */
+	RSP_APP = 24,	     /* reasons of the application to pass */
 	RSP_OUTCOMES = RSP_APP + RSP_APP_REASONS,
 };
 
@@ -69,7 +68,7 @@ static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
 	return rsp_count_at(&key, outcome, verdict);
 }
 
-/* Counts a packet that no listener was found for. */
+/* Counts a packet without a listener. */
 static __always_inline int rsp_count_unmatched(__u32 outcome, int verdict)
 {
 	__u32 zero = 0;
@@ -77,12 +76,13 @@ static __always_inline int rsp_count_unmatched(__u32 outcome, int verdict)
 	return rsp_count_at(&zero, outcome, verdict);
 }
 
-/* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
+/* The listener of a slot. Used by the control plane only; a map, so that it persists with the
+ * counters. */
 struct rsp_owner {
-	/* hash of the listener's application and name, 0: free; of slot 0, bits of the slots that
-	 * are running */
+	/* hash of the listener's application and name; 0: free. Slot 0: bitmap of the slots in
+	 * use */
 	__u64 name;
-	__u64 fill; /* number of the last configuration that had it */
+	__u64 fill; /* number of the last configuration with this listener */
 };
 
 struct {
@@ -92,13 +92,13 @@ struct {
 	__type(value, struct rsp_owner);
 } owners SEC(".maps");
 
-/* Bits by port, host byte order. */
+/* Bitmaps of ports, host byte order. */
 struct rsp_ports {
 	__u64 zero; /* always: see rsp_reset_verifier */
-	/* of the first element: ports of listeners of either half, so that packets to others need
-	 * not ask which half is theirs */
+	/* in the first element, ports of listeners of both halves, so that packets to other ports
+	 * need not determine their half */
 	__u32 answered[2048];
-	__u32 not_sources[2048]; /* source ports that get no answer */
+	__u32 not_sources[2048]; /* source ports that are not answered */
 };
 
 /* By half. */
@@ -109,12 +109,12 @@ struct {
 	__type(value, struct rsp_ports);
 } ports SEC(".maps");
 
-/* Listeners by address and port, network byte order. Address 0: those of the interface, which the
- * maps below have. */
+/* Listeners by address and port, network byte order. Address 0: all addresses of the interface
+ * (maps local4, local6). */
 struct rsp_key4 {
 	__be32 addr;
 	__be16 port;
-	__u16 half; /* of the config */
+	__u16 half; /* of the configuration */
 };
 
 struct rsp_key6 {
@@ -137,16 +137,16 @@ struct {
 	__type(value, struct rsp_listener);
 } listeners6 SEC(".maps");
 
-/* What an address is to an interface. */
+/* The kind of an address on an interface. */
 enum rsp_local {
 	RSP_OWN = 1,
 	RSP_BROADCAST = 2,
-	RSP_VIRTUAL = 3, /* of the address 0: no packet of the interface has been on a wire */
+	RSP_VIRTUAL = 3, /* address 0: the interface is virtual, its packets were on no wire */
 };
 
-/* How UDP checksums that hold only the sum of the pseudo-header are handled. */
+/* Handling of partial UDP checksums: the sum of the pseudo-header only (checksum offload). */
 enum rsp_partial_policy {
-	RSP_PARTIAL_PASS = 0,	 /* left to the ordinary server */
+	RSP_PARTIAL_PASS = 0, /* the packet passes */
 	RSP_PARTIAL_ACCEPT = 1,
 	RSP_PARTIAL_VIRTUAL = 2, /* accepted on virtual interfaces */
 };
@@ -177,12 +177,11 @@ struct {
 	__type(value, __u32);
 } local6 SEC(".maps");
 
-KERB_CONFIG(_Bool, by_address, 1);   /* some listener has addresses of its own */
-KERB_CONFIG(_Bool, by_interface, 1); /* some listener has those of the interface */
+KERB_CONFIG(_Bool, by_address, 1);   /* some listener names addresses */
+KERB_CONFIG(_Bool, by_interface, 1); /* some listener has all addresses of the interface */
 
-static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pkt *pkt,
-							    const struct iphdr *ip, __be16 port,
-							    __u16 half)
+static __always_inline const struct rsp_listener *
+rsp_listener_lookup4(const struct kerb_pkt *pkt, const struct iphdr *ip, __be16 port, __u16 half)
 {
 	struct rsp_key4 key = {.addr = ip->daddr, .port = port, .half = half};
 	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->daddr};
@@ -200,9 +199,8 @@ static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pk
 	return bpf_map_lookup_elem(&listeners4, &key);
 }
 
-static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pkt *pkt,
-							    const struct ipv6hdr *ip, __be16 port,
-							    __u16 half)
+static __always_inline const struct rsp_listener *
+rsp_listener_lookup6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, __be16 port, __u16 half)
 {
 	struct rsp_key6 key = {.port = port, .half = half};
 	struct rsp_local6 local = {.ifindex = pkt->ifindex};
@@ -222,7 +220,7 @@ static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pk
 	return bpf_map_lookup_elem(&listeners6, &key);
 }
 
-/* What the source is to the interface, 0: another host. */
+/* Returns the enum rsp_local of the source address; 0: a remote host. */
 static __always_inline __u32 rsp_source_kind(const struct rsp_request *r)
 {
 	const struct kerb_pkt *pkt = r->req.pkt;
@@ -240,9 +238,9 @@ static __always_inline __u32 rsp_source_kind(const struct rsp_request *r)
 	return kind ? *kind : 0;
 }
 
-/* Whether a partial checksum is accepted (KERB_REQUEST_PARTIAL). On XDP that depends on the
+/* Returns whether a partial checksum is accepted (KERB_REQUEST_PARTIAL). On XDP this depends on the
  * interface. */
-static __always_inline int rsp_accepts_partial(const struct rsp_request *r)
+static __always_inline int rsp_partial_is_accepted(const struct rsp_request *r)
 {
 #ifdef KERB_HOOK_TC
 	return r->listener->partial != RSP_PARTIAL_PASS;

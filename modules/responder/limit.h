@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rate limits: how much a source, which may be forged, can have sent to itself. */
+/* Rate limits: they bound what is sent to a source, whose address may be spoofed. */
 #ifndef RSP_LIMIT_H
 #define RSP_LIMIT_H
 
@@ -21,8 +21,8 @@ struct rsp_source {
 	};
 };
 
-/* Until when a source has used up what it may have: the generic cell rate algorithm. Two CPUs at
- * the same time may count two requests as one. */
+/* Theoretical arrival time of a source's next request: the generic cell rate algorithm (GCRA).
+ * Concurrent requests on two CPUs may count as one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -30,7 +30,7 @@ struct {
 	__type(value, __u64);
 } sources SEC(".maps");
 
-/* Requests of this window. A CPU that enters a new one while another counts may lose that one's. */
+/* Requests in the present window. A CPU that starts a new window may lose a concurrent count. */
 struct rsp_total {
 	__u64 window, used;
 };
@@ -42,17 +42,18 @@ struct {
 	__type(value, struct rsp_total);
 } totals SEC(".maps");
 
-/* Whether the reply amplifies, to a source that has not proven its address. */
-static __always_inline int rsp_amplifies(const struct rsp_request *r)
+/* Returns whether the reply exceeds the amplification limit, to a source without proof of its
+ * address. */
+static __always_inline int rsp_reply_amplifies(const struct rsp_request *r)
 {
 	int amplifies = kerb_reply_amplifies(&r->req, r->req.reply_len, r->listener->amplification);
 
 	return amplifies & !r->proven;
 }
 
-/* The number of requests that one counts as: n for a reply with n times the bytes of its request,
- * headers included. A source without a proof of its address gets listener->amplification times its
- * bytes at most (rsp_amplifies). */
+/* Returns how many requests a request counts as: n if the reply has n times its bytes, including
+ * headers. A source without proof of its address gets listener->amplification times its bytes at
+ * most (rsp_reply_amplifies). */
 static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 {
 	__u32 headers = kerb_ip_len(r->req.pkt) + sizeof(struct udphdr), len = r->req.len & 0x7ff;
@@ -62,7 +63,7 @@ static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 		       : (headers + r->req.reply_len + headers + len - 1) / (headers + len);
 }
 
-static __always_inline int rsp_source_over(const struct rsp_request *r, __u64 now)
+static __always_inline int rsp_source_is_over_limit(const struct rsp_request *r, __u64 now)
 {
 	struct rsp_source key = { .addr = r->req.source };
 	const struct rsp_listener *l = r->listener;
@@ -84,7 +85,7 @@ static __always_inline int rsp_source_over(const struct rsp_request *r, __u64 no
 	return 0;
 }
 
-static __always_inline int rsp_total_over(const struct rsp_request *r, __u64 now)
+static __always_inline int rsp_total_is_over_limit(const struct rsp_request *r, __u64 now)
 {
 	__u64 window = now >> RSP_WINDOW_SHIFT;
 	kerb_key32 slot = r->slot;
@@ -102,8 +103,8 @@ static __always_inline int rsp_total_over(const struct rsp_request *r, __u64 now
 	return 0;
 }
 
-/* RSP_ANSWERED, or the limit that the request is over. */
-static __always_inline int rsp_limit(const struct rsp_request *r)
+/* Returns RSP_ANSWERED, or the limit that the request exceeds. */
+static __always_inline int rsp_limits_check(const struct rsp_request *r)
 {
 	const struct rsp_listener *l = r->listener;
 	int sources = limit_sources && l->source_cost, total = limit_total && l->total_rate;
@@ -112,9 +113,9 @@ static __always_inline int rsp_limit(const struct rsp_request *r)
 	if (!sources && !total)
 		return RSP_ANSWERED;
 	now = kerb_now();
-	if (sources && rsp_source_over(r, now))
+	if (sources && rsp_source_is_over_limit(r, now))
 		return RSP_SOURCE_LIMIT;
-	return total && rsp_total_over(r, now) ? RSP_TOTAL_LIMIT : RSP_ANSWERED;
+	return total && rsp_total_is_over_limit(r, now) ? RSP_TOTAL_LIMIT : RSP_ANSWERED;
 }
 
 #endif

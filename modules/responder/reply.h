@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Makes the request's packet the reply's. */
+/* Turns the packet of a request into that of the reply. */
 #ifndef RSP_REPLY_H
 #define RSP_REPLY_H
 
 #include "check.h"
 
-/* Whether a reply fits what leaves here. */
-static __always_inline int rsp_fits(const struct rsp_request *r)
+/* Returns whether a reply is within max_reply and the MTU. */
+static __always_inline int rsp_reply_fits(const struct rsp_request *r)
 {
 	return r->req.reply_len <= r->listener->max_reply &&
 	       kerb_reply_fits(&r->req, r->req.reply_len);
 }
 
-/* What is copied at once. */
+/* Units of copying. */
 struct rsp_block {
 	__u32 w[8];
 };
@@ -23,8 +23,8 @@ struct rsp_half_block {
 
 #ifdef KERB_HOOK_XDP
 
-/* Copies one object from the scratch buffer into the packet. By its type, as memcpy() would copy
- * single bytes to a place of unknown alignment. */
+/* Copies an object from the scratch buffer into the packet. By assignment, as memcpy() would copy
+ * single bytes where the alignment is unknown. */
 #define RSP_COPY(at, from, type)                                  \
 	do {                                                      \
 		type *_to = kerb_frame_at(ctx, at, sizeof(type)); \
@@ -37,9 +37,9 @@ struct rsp_half_block {
 #define RSP_COPY(at, from, size)
 #endif
 
-/* Copies a reply of len bytes from the scratch buffer to an offset of the frame, and sums it: as
- * kerb_sum_frame() does. */
-KERB_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
+/* Copies a reply of len bytes from the scratch buffer to the frame at an offset. Returns its
+ * checksum like kerb_sum_frame(), or -1. */
+KERB_GLOBAL int rsp_frame_copy(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	struct rsp_scratch *from = rsp_scratch();
 	__u64 sum = 0, tail = kerb_frame_offset(len & ~31), end = tail;
@@ -77,21 +77,21 @@ KERB_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 	return kerb_fold(sum);
 }
 
-/* Copies the reply from the scratch buffer into the packet, and sums it up. */
-static __always_inline int rsp_copy(struct kerb_request *r)
+/* Copies the reply from the scratch buffer into the packet, and sets its checksum. */
+static __always_inline int rsp_reply_copy(struct kerb_request *r)
 {
-	int sum = rsp_copy_frame(r->pkt->ctx, r->payload, r->reply_len);
+	int sum = rsp_frame_copy(r->pkt->ctx, r->payload, r->reply_len);
 
 	kerb_reload(r->pkt);
 	r->reply_sum = (__u32)sum;
 	return sum < 0 ? -1 : 0;
 }
 
-/* Turns the packet round. */
+/* Completes the reply: payload, then swapped addresses and ports. */
 static __always_inline int rsp_reply_finish(struct rsp_request *r)
 {
 	if (r->scratch) {
-		if (rsp_copy(&r->req))
+		if (rsp_reply_copy(&r->req))
 			return -1;
 	} else if (!r->same && kerb_reply_sum(&r->req)) {
 		return -1;

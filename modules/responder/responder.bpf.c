@@ -2,14 +2,14 @@
 
 //go:build ignore
 
-/* The responder answers UDP requests in the kernel: those for the address and port of a listener
- * (engine.h). All other packets pass untouched. control.go fills the maps. */
+/* The responder answers UDP requests to the address and port of a listener in the kernel
+ * (engine.h). All other packets pass unchanged. control.go fills the maps. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "engine.h"
 
-/* Else the verifier would follow all of this, and the modules behind, once for each way through the
- * parser. */
+/* Hides from the verifier which path through the parser the packet took: otherwise it would walk
+ * this module and the following ones once for each path. */
 static __always_inline void rsp_reset_verifier(struct kerb_pkt *pkt, __u64 zero)
 {
 	kerb_mix(pkt, zero);
@@ -17,7 +17,7 @@ static __always_inline void rsp_reset_verifier(struct kerb_pkt *pkt, __u64 zero)
 	kerb_reload(pkt);
 }
 
-static __always_inline int rsp_respond_at(struct kerb_pkt *pkt, __be16 port)
+static __always_inline int rsp_port_answer(struct kerb_pkt *pkt, __be16 port)
 {
 	struct rsp_request r = { .req.pkt = pkt, .half = kerb_tunables_half() };
 	struct iphdr *ip4 = kerb_ip4(pkt);
@@ -25,20 +25,20 @@ static __always_inline int rsp_respond_at(struct kerb_pkt *pkt, __be16 port)
 	int verdict;
 
 	if (ip4)
-		r.listener = rsp_find4(pkt, ip4, port, r.half);
+		r.listener = rsp_listener_lookup4(pkt, ip4, port, r.half);
 	else if (ip6)
-		r.listener = rsp_find6(pkt, ip6, port, r.half);
+		r.listener = rsp_listener_lookup6(pkt, ip6, port, r.half);
 	if (!r.listener)
 		return rsp_count_unmatched(RSP_OTHER_ADDRESS, KERB_NEXT);
 	r.slot = r.listener->slot;
 	if (!kerb_scratch_enter())
-		return KERB_NEXT; /* its server answers */
-	verdict = rsp_respond(&r);
+		return KERB_NEXT; /* the ordinary server answers */
+	verdict = rsp_request_answer(&r);
 	kerb_scratch_leave();
 	return verdict;
 }
 
-/* Packets that are no datagram for an answered port leave here. */
+/* The fast path: packets that are no UDP datagrams to an answered port return here. */
 KERB_INGRESS(pkt)
 {
 	__u32 zero = 0;
@@ -57,7 +57,8 @@ KERB_INGRESS(pkt)
 		return pkt->flags & KERB_F_FRAG_LATER
 			       ? rsp_count_unmatched(RSP_LATER_FRAGMENT, KERB_NEXT)
 			       : KERB_NEXT;
-	return rsp_has_port(p->answered, udp->dest) ? rsp_respond_at(pkt, udp->dest) : KERB_NEXT;
+	return rsp_port_is_set(p->answered, udp->dest) ? rsp_port_answer(pkt, udp->dest)
+						       : KERB_NEXT;
 }
 
 KERB_LICENSE("Dual BSD/GPL");

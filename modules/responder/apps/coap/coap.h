@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable ones
- * get a piggybacked response, non-confirmable ones a response with a message ID of its own: the
- * complement of theirs, which is as unique as theirs is for as long as it has to be. Everything
- * else is the server's. model.go says the same in Go. */
+/* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable
+ * requests get a piggybacked response, non-confirmable ones a response with the complement of their
+ * message ID, which is unique for as long as theirs. Everything else passes to the server. model.go
+ * is the same in Go. */
 #ifndef RSP_COAP_H
 #define RSP_COAP_H
 
@@ -13,25 +13,25 @@
 #define COAP_VALID   0x43
 #define COAP_CONTENT 0x45
 
-/* How long a message is a duplicate (RFC 7252, section 4.8.2), in ns. */
+/* For how long a message with the same ID is a duplicate (RFC 7252, section 4.8.2), ns. */
 #define COAP_EXCHANGE_LIFETIME 247000000000ULL
 #define COAP_NON_LIFETIME      145000000000ULL
 
-KERB_CONFIG(_Bool, coap_duplicates, 1); /* some listener looks for them */
+KERB_CONFIG(_Bool, coap_duplicates, 1); /* some listener detects duplicates */
 
 /* rsp_listener.config[0] */
 #define COAP_CONFIG_DUPLICATES 1
 
-/* What duplicates have in common. IPv4 addresses are in the first four bytes. */
+/* The key by which duplicates are detected. IPv4: the first 4 bytes. */
 struct coap_exchange {
 	struct in6_addr from, to;
 	__be32 ports;
-	__u16 id; /* as it lies in memory */
+	__u16 id; /* network byte order */
 	__u16 family;
 };
 
-/* What was answered. A message with the same ID, but another type, token or resource is no
- * duplicate: its client has used an ID twice, and would not know the earlier answer as its own. */
+/* The reply to a request. A message with the same ID, but another type, token or resource is no
+ * duplicate: its client has reused an ID, and would not accept the earlier reply. */
 struct coap_answered {
 	__u64 at; /* ns since boot */
 	__u64 token;
@@ -40,8 +40,8 @@ struct coap_answered {
 	__u64 head; /* the first byte */
 };
 
-/* The oldest are evicted: a duplicate that is not known as one is answered like a new request,
- * which changes nothing (RFC 7252, section 4.5). */
+/* The oldest are evicted: an undetected duplicate is answered like a new request, which is allowed
+ * as GET is idempotent (RFC 7252, section 4.5). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);
@@ -54,8 +54,8 @@ struct coap_scratch {
 	struct coap_exchange exchange;
 	struct coap_answered answer;
 	struct coap_claim claim;
-	__u64 is_new; /* to be remembered */
-	__u64 reply_len, proven, challenge; /* between coap_answer_with and coap_prove */
+	__u64 is_new;			    /* answer is to be stored in coap_exchanges */
+	__u64 reply_len, proven, challenge; /* arguments and results of coap_source_check */
 };
 
 struct {
@@ -72,7 +72,7 @@ static __always_inline struct coap_scratch *coap_scratch(void)
 	return bpf_map_lookup_elem(&coap_scratches, &zero);
 }
 
-/* 1 if a is above b, else 0, without a branch. Both are below 2^63. */
+/* Returns a > b without a branch. Both are below 2^63. */
 static __always_inline __u64 coap_greater(__u64 a, __u64 b)
 {
 	__u64 less = b - a;
@@ -81,9 +81,9 @@ static __always_inline __u64 coap_greater(__u64 a, __u64 b)
 	return less >> 63;
 }
 
-/* A word of which only the first n bytes are kept: all if n is 8 or more, none if it is 0 or less.
- * Without a branch too. */
-static __always_inline __u64 coap_first_bytes(__u64 word, __s64 n)
+/* Returns the first n bytes of a word, the others as zeros, without a branch; n may be less than 0
+ * or more than 8. */
+static __always_inline __u64 coap_bytes_keep(__u64 word, __s64 n)
 {
 	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_greater(n, 7),
 	      none = n >> 63;
@@ -103,35 +103,35 @@ static __always_inline int coap_is_non(const struct coap_work *w)
 
 static __always_inline __u64 coap_token(const struct coap_work *w)
 {
-	return coap_first_bytes(COAP_LOAD(__u64, w, 4), coap_token_len(w));
+	return coap_bytes_keep(COAP_LOAD(__u64, w, 4), coap_token_len(w));
 }
 
-/* The resource or host whose name lies at at of the message, or NULL. */
-static __always_inline __u32 *coap_find(struct rsp_request *r, struct coap_work *w, __u32 at,
-					__u32 len, __u32 host)
+/* Looks up the resource or host whose name is at offset `at` of the message; NULL: none. */
+static __always_inline __u32 *coap_name_lookup(struct rsp_request *r, struct coap_work *w, __u32 at,
+					       __u32 len, __u32 host)
 {
 	w->name.slot = r->slot;
 	w->name.len = len;
 	w->name.host = host;
 #pragma unroll
 	for (int i = 0; i < COAP_MAX_PATH / 8; i++)
-		w->name.bytes[i] = coap_first_bytes(COAP_LOAD(__u64, w, (at & COAP_AT) + i * 8),
-						    (__s64)len - i * 8);
-	if (!host) /* the first option's delta depends on what is before it */
+		w->name.bytes[i] = coap_bytes_keep(COAP_LOAD(__u64, w, (at & COAP_AT) + i * 8),
+						   (__s64)len - i * 8);
+	if (!host) /* the delta of the first option depends on the previous option */
 		*(__u8 *)w->name.bytes &= 15;
 	return bpf_map_lookup_elem(&coap_names, &w->name);
 }
 
-static __always_inline __u32 *coap_find_resource(struct rsp_request *r, struct coap_work *w)
+static __always_inline __u32 *coap_resource_lookup(struct rsp_request *r, struct coap_work *w)
 {
 	__u32 len = w->path_end - w->path;
 
 	if (len > COAP_MAX_PATH)
 		return 0;
-	return coap_find(r, w, w->path, len, 0);
+	return coap_name_lookup(r, w, w->path, len, 0);
 }
 
-static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *w)
+static __always_inline void coap_work_init(struct rsp_request *r, struct coap_work *w)
 {
 	struct udphdr *udp = kerb_udp(r->req.pkt);
 
@@ -148,8 +148,8 @@ static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *
 	w->block = COAP_NO_BLOCK;
 }
 
-static __always_inline int coap_exchange(struct rsp_request *r, const struct coap_work *w,
-					 struct coap_exchange *e)
+static __always_inline int coap_exchange_fill(struct rsp_request *r, const struct coap_work *w,
+					      struct coap_exchange *e)
 {
 	struct udphdr *udp = kerb_udp(r->req.pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(r->req.pkt);
@@ -171,15 +171,15 @@ static __always_inline int coap_exchange(struct rsp_request *r, const struct coa
 	return 0;
 }
 
-/* Whether the request is a duplicate of one that was answered, as that is known. Else it is what
- * will be remembered. */
+/* Returns the earlier reply if the request is a duplicate, or NULL. Fills s->exchange and s->answer
+ * for coap_answer. */
 static __always_inline struct coap_answered *
-coap_duplicate(struct rsp_request *r, struct coap_scratch *s, __u32 resource, __u64 now)
+coap_duplicate_lookup(struct rsp_request *r, struct coap_scratch *s, __u32 resource, __u64 now)
 {
 	__u64 lifetime = coap_is_non(&s->work) ? COAP_NON_LIFETIME : COAP_EXCHANGE_LIFETIME;
 	struct coap_answered *earlier;
 
-	if (coap_exchange(r, &s->work, &s->exchange))
+	if (coap_exchange_fill(r, &s->work, &s->exchange))
 		return 0;
 	s->is_new = 1;
 	s->answer.at = now;
@@ -193,7 +193,7 @@ coap_duplicate(struct rsp_request *r, struct coap_scratch *s, __u32 resource, __
 	return earlier;
 }
 
-static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag)
+static __always_inline int coap_etag_matches(const struct coap_work *w, __u64 etag)
 {
 #pragma clang loop unroll(disable)
 	for (__u32 i = 0; i < COAP_MAX_OPTIONS; i++) {
@@ -205,8 +205,8 @@ static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag
 	return 0;
 }
 
-/* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less.
- * Returns where it ends. */
+/* Writes Max-Age, an integer without leading zero bytes, after an option whose number is less by
+ * delta. Returns the offset after it. */
 static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta, __u64 age)
 {
 	__u32 len = coap_greater(age, 0) + coap_greater(age, 0xff) + coap_greater(age, 0xffff) +
@@ -226,7 +226,7 @@ static __always_inline __u32 coap_put_block(__u8 *out, __u32 off, __u32 block)
 	return off + 1 + len;
 }
 
-/* Writes header and token of the reply. Returns where they end. */
+/* Writes header and token of the reply. Returns the offset after them. */
 static __always_inline __u32 coap_put_head(__u8 *out, const struct coap_work *w, __u32 code)
 {
 	__u32 len = coap_token_len(w);
@@ -246,9 +246,9 @@ static __always_inline __u32 coap_put_etag(__u8 *out, __u32 off, __u64 etag)
 	return off + 1 + COAP_ETAG_LEN;
 }
 
-/* Writes the reply. after becomes something that depends on all that was read of the value. */
-static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w,
-				      const struct coap_value *v, __u64 now, __u64 *after)
+/* Writes the reply. *after is set to a number that depends on all loads of the value. */
+static __always_inline int coap_reply_write(struct rsp_request *r, struct coap_work *w,
+					    const struct coap_value *v, __u64 now, __u64 *after)
 {
 	__u64 etag = v->etag, expires = v->expires,
 	      age = expires ? (expires - now) / 1000000000 : v->max_age;
@@ -260,7 +260,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	if (!scratch)
 		return coap_pass(r, COAP_TOO_LONG);
 	out = scratch->data;
-	if (coap_knows_etag(w, etag)) {
+	if (coap_etag_matches(w, etag)) {
 		off = coap_put_etag(out, coap_put_head(out, w, COAP_VALID), etag);
 		r->req.reply_len = kerb_through(w->hidden, coap_put_max_age(out, off, 14 - 4, age));
 		return RSP_REPLY;
@@ -273,18 +273,18 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	off = coap_put_max_age(out, off, v->option_len ? 14 - 12 : 14 - 4, age);
 	if (w->block != COAP_NO_BLOCK)
 		off = coap_put_block(out, off, w->block);
-	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* overwritten by nothing, if there is no payload */
+	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* not part of the reply if there is no payload */
 	off = kerb_through(w->hidden, off + coap_greater(len, 0));
-	*after |= coap_copy_value(out, off, v);
+	*after |= coap_value_copy(out, off, v);
 	r->req.reply_len = kerb_through(w->hidden, off + len);
 	return RSP_REPLY;
 }
 
-/* Replaces a reply that amplifies by a challenge, unless its source has proven its address. A
- * function that the verifier follows once: what it is about and what it decides is in the scratch
- * memory, so that there is no branch for it in the caller. asked: bytes of the request with its IP
- * header. limits: max_reply and, above 16 bits, the amplification. */
-KERB_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
+/* Replaces a reply that exceeds the amplification limit by a challenge, unless the source address
+ * is proven. A global function, which the verifier checks once; arguments and results are in the
+ * scratch buffer, so that the caller has no branch. asked: bytes of the request with its IP header.
+ * limits: max_reply in bits 0 to 15, the amplification above. */
+KERB_GLOBAL int coap_source_check(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
 {
 	__u32 zero = 0, headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 				  sizeof(struct udphdr);
@@ -300,7 +300,8 @@ KERB_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, _
 	if (!(limits >> 16) || headers + s->reply_len <= (limits >> 16) * (__u64)asked ||
 	    s->reply_len > (limits & 0xffff))
 		return 0;
-	addr = kerb_frame_at(ctx, l3 + (family == 4 ? 12 : 8), 16); /* of IPv4 both */
+	addr = kerb_frame_at(ctx, l3 + (family == 4 ? 12 : 8),
+			     16); /* IPv4: source and destination */
 	if (!addr || !reply || !secret || !(secret->key[0] | secret->key[1]))
 		return 0; /* nothing can be proven */
 	s->claim.addr[0] = family == 4 ? *(__u32 *)addr : addr[0];
@@ -313,13 +314,13 @@ KERB_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, _
 	}
 	s->reply_len = coap_put_challenge(reply->data,
 					  coap_put_head(reply->data, &s->work, COAP_UNAUTHORIZED),
-					  coap_hash(&s->claim, secret));
+					  coap_claim_hash(&s->claim, secret));
 	s->challenge = 1;
 	s->is_new = 0;
 	return 0;
 }
 
-static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_scratch *s,
+static __always_inline int coap_value_reply(struct rsp_request *r, struct coap_scratch *s,
 					    __u32 resource)
 {
 	struct coap_version *state = bpf_map_lookup_elem(&coap_versions, &resource);
@@ -334,7 +335,7 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 	version = *(volatile __u32 *)&state->active;
 	s->is_new = 0;
 	if (coap_duplicates && r->listener->config[0] & COAP_CONFIG_DUPLICATES)
-		earlier = coap_duplicate(r, s, resource, now);
+		earlier = coap_duplicate_lookup(r, s, resource, now);
 	if (earlier && coap_is_non(&s->work)) {
 		s->is_new = 0;
 		return RSP_CONSUME;
@@ -345,21 +346,21 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 		now = earlier->at;
 	}
 	s->answer.version = version;
-	v = coap_value(resource, version);
+	v = coap_value_lookup(resource, version);
 	if (!v || !v->set || (v->expires && now >= v->expires))
 		return coap_pass(r, COAP_NO_VALUE);
 	if (s->work.accept != COAP_ANY_FORMAT && s->work.accept != v->format)
 		return coap_pass(r, COAP_UNACCEPTABLE);
 	r->scratch = 1;
-	decision = coap_reply(r, &s->work, v, now, &after);
+	decision = coap_reply_write(r, &s->work, v, now, &after);
 	if (!coap_value_is_consistent(state, version, after))
 		return coap_pass(r, COAP_CHANGED);
 	if (decision != RSP_REPLY)
 		return decision;
 	s->reply_len = r->req.reply_len;
-	coap_prove(r->req.pkt->ctx, r->req.pkt->l3, r->req.pkt->family,
-		   (__u32)(r->req.payload - r->req.pkt->l3) + r->req.len,
-		   r->listener->amplification << 16 | r->listener->max_reply);
+	coap_source_check(r->req.pkt->ctx, r->req.pkt->l3, r->req.pkt->family,
+			  (__u32)(r->req.payload - r->req.pkt->l3) + r->req.len,
+			  r->listener->amplification << 16 | r->listener->max_reply);
 	r->req.reply_len = s->reply_len;
 	r->proven = s->proven;
 	r->challenge = s->challenge;
@@ -373,18 +374,18 @@ static __always_inline int coap_check(struct rsp_request *r)
 
 	if (!s || r->req.len > COAP_MAX_REQUEST)
 		return coap_pass(r, COAP_TOO_LONG);
-	coap_begin(r, &s->work);
-	if (coap_copy(r, &s->work))
+	coap_work_init(r, &s->work);
+	if (coap_request_copy(r, &s->work))
 		return coap_pass(r, COAP_NO_GET);
-	if (coap_parse(r, &s->work))
+	if (coap_request_parse(r, &s->work))
 		return RSP_PASS;
-	if (s->work.host_len && !coap_find(r, &s->work, s->work.host, s->work.host_len, 1))
+	if (s->work.host_len && !coap_name_lookup(r, &s->work, s->work.host, s->work.host_len, 1))
 		return coap_pass(r, COAP_UNKNOWN);
-	resource = coap_find_resource(r, &s->work);
-	return resource ? coap_answer_with(r, s, *resource) : coap_pass(r, COAP_UNKNOWN);
+	resource = coap_resource_lookup(r, &s->work);
+	return resource ? coap_value_reply(r, s, *resource) : coap_pass(r, COAP_UNKNOWN);
 }
 
-/* Remembers what was answered, for its duplicates. */
+/* Stores the reply, for the detection of duplicates. */
 static __always_inline int coap_answer(struct rsp_request *r)
 {
 	struct coap_scratch *s = coap_scratch();

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reading a CoAP message (RFC 7252): header, token and options of a GET. What the options say is
- * kept in memory, not in registers: there the verifier forgets it, and walks the loop over options
- * once, not once for every combination. */
+/* Parsing of a CoAP message (RFC 7252): header, token and options of a GET. Values of options are
+ * stored in memory, which the verifier does not track, so that it walks the loop over options once,
+ * not once for each combination. */
 #ifndef RSP_COAP_MESSAGE_H
 #define RSP_COAP_MESSAGE_H
 
 #include "../../respond.h"
 
-#define COAP_MAX_REQUEST 256 /* model.go knows these too */
+#define COAP_MAX_REQUEST 256 /* also in model.go, as the next two */
 #define COAP_MAX_OPTIONS 16
 #define COAP_MAX_PATH	 64
-#define COAP_AT		 0x1ff /* an offset, so that the verifier sees a bound */
+#define COAP_AT		 0x1ff /* mask of offsets, a bound for the verifier */
 #define COAP_SLACK	 (COAP_MAX_PATH + 8)
 
 enum coap_option {
@@ -25,7 +25,7 @@ enum coap_option {
 	COAP_NO_RESPONSE = 258, /* RFC 7967 */
 };
 
-#define COAP_VERSION_TYPE 0xe0 /* bits of the first byte that say version 1, CON or NON */
+#define COAP_VERSION_TYPE 0xe0 /* bits of the first byte: 0x40 is version 1, CON or NON */
 #define COAP_NON	  0x10
 #define COAP_GET	  1
 #define COAP_PAYLOAD	  0xff
@@ -33,42 +33,43 @@ enum coap_option {
 #define COAP_ANY_FORMAT	  0xffffffff
 #define COAP_NO_BLOCK	  0xffffffff
 
-/* Why a request passes to the server; control plane and docs name them. */
+/* Why a request passes to the server (rsp_request.why); control plane and docs have names for
+ * them. */
 enum coap_why {
-	/* no message, or none that asks: another method, empty, with a payload */
+	/* no CoAP, or no GET: another method, an empty message, a payload */
 	COAP_NO_GET = 0,
-	COAP_OPTION = 1,	/* an option that is the server's, or twice or malformed */
-	COAP_UNKNOWN = 2,	/* no such resource or host */
-	COAP_NO_VALUE = 3,	/* not set, or expired */
-	COAP_UNACCEPTABLE = 4,	/* wanted in another format */
-	/* more bytes or options than are read, or a block too small for the value */
+	COAP_OPTION = 1,       /* an option that is unsupported, repeated or malformed */
+	COAP_UNKNOWN = 2,      /* no such resource or host */
+	COAP_NO_VALUE = 3,     /* not set, or expired */
+	COAP_UNACCEPTABLE = 4, /* the Accept option has another format */
+	/* too many bytes or options, or a block smaller than the value */
 	COAP_TOO_LONG = 5,
-	COAP_CHANGED = 6,	/* the value was replaced twice while it was read */
+	COAP_CHANGED = 6, /* the value was replaced twice while it was read */
 };
 
-/* What a path or host name is looked up by. */
+/* The key of a path or host name. */
 struct coap_name {
 	__u32 slot; /* of the listener */
 	__u16 len;
 	__u16 host; /* 1: a host name, 0: a path */
-	__u64 bytes[COAP_MAX_PATH / 8]; /* zeros behind len */
+	__u64 bytes[COAP_MAX_PATH / 8]; /* zeros after len */
 };
 
-/* The message that is being answered. */
+/* The parsed message. */
 struct coap_work {
 	__u8 in[COAP_AT + 1 + COAP_SLACK];
-	__u64 etags[COAP_MAX_OPTIONS]; /* of 8 bytes, as ours have; 0: none */
+	__u64 etags[COAP_MAX_OPTIONS]; /* those of 8 bytes, the length of our own; 0: none */
 	__u64 hidden;	       /* see kerb_through */
 	__u32 len;	   /* of the message */
-	__u32 number;	   /* of the option */
-	__u32 once;	   /* bits of options seen that may be there once */
-	__u32 count;	   /* of etags */
-	__u32 path, path_end; /* where the Uri-Path options lie, with their headers */
+	__u32 number;	   /* of the present option */
+	__u32 once;	   /* bit mask of the non-repeatable options seen */
+	__u32 count;	   /* number of etags */
+	__u32 path, path_end; /* offsets of the Uri-Path options, with their headers */
 	__u32 host, host_len;
-	__u32 port;	   /* the request's destination */
-	__u32 accept;	   /* COAP_ANY_FORMAT: not asked for */
-	__u64 echo;	   /* the Echo option, of 8 bytes as ours have; 0: none */
-	/* size asked for, as its exponent less 4; COAP_NO_BLOCK: not asked for */
+	__u32 port;   /* destination port of the request */
+	__u32 accept; /* COAP_ANY_FORMAT: no Accept option */
+	__u64 echo;   /* value of an Echo option of 8 bytes, the length of our own; 0: none */
+	/* SZX of the Block2 option (RFC 7959, section 2.2); COAP_NO_BLOCK: no such option */
 	__u32 block;
 	struct coap_name name;
 };
@@ -81,8 +82,8 @@ static __always_inline int coap_pass(struct rsp_request *r, __u32 why)
 	return RSP_PASS;
 }
 
-/* Copies the message out of the packet: in 16 bytes each, then what is left. 0, or -1. */
-static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
+/* Copies the message from the packet, in units of 16 bytes, then the rest. Returns 0 or -1. */
+static __noinline int coap_request_copy(struct rsp_request *r, struct coap_work *w)
 {
 	__u32 len = w->len, off = 0;
 
@@ -116,7 +117,7 @@ static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 	return 0;
 }
 
-/* The number in an option of up to 3 bytes. */
+/* Returns the unsigned integer in an option of up to 3 bytes. */
 static __always_inline __u32 coap_uint(const struct coap_work *w, __u32 at, __u32 len)
 {
 	__u64 word = bpf_ntohl(COAP_LOAD(__u32, w, at));
@@ -124,8 +125,8 @@ static __always_inline __u32 coap_uint(const struct coap_work *w, __u32 at, __u3
 	return word >> ((32 - 8 * len) & 63);
 }
 
-/* Options that may be there once; critical ones are refused the second time (RFC 7252, section
- * 5.4.5). */
+/* Checks a non-repeatable option: -1 if it is repeated (RFC 7252, section 5.4.5) or longer than
+ * most. */
 static __always_inline int coap_option_once(struct coap_work *w, __u32 bit, __u32 len, __u32 most)
 {
 	if (len > most || w->once & bit)
@@ -134,7 +135,7 @@ static __always_inline int coap_option_once(struct coap_work *w, __u32 bit, __u3
 	return 0;
 }
 
-static __always_inline int coap_block(struct coap_work *w, __u32 at, __u32 len)
+static __always_inline int coap_block_parse(struct coap_work *w, __u32 at, __u32 len)
 {
 	__u32 value = coap_uint(w, at, len);
 
@@ -142,7 +143,8 @@ static __always_inline int coap_block(struct coap_work *w, __u32 at, __u32 len)
 	return value >> 4 || w->block == 7 ? -1 : 0;
 }
 
-/* Takes the option whose header is at head and whose value is at at. -1: not for us. */
+/* Parses the option whose header is at `head` and whose value is at `at`. Returns -1 if the request
+ * has to pass. */
 static __always_inline int coap_option_parse(struct coap_work *w, __u32 head, __u32 at, __u32 len)
 {
 	__u32 number = w->number;
@@ -161,7 +163,7 @@ static __always_inline int coap_option_parse(struct coap_work *w, __u32 head, __
 		w->accept = coap_uint(w, at, len);
 		return coap_option_once(w, 1, len, 2);
 	case COAP_BLOCK2:
-		return coap_option_once(w, 2, len, 3) ?: coap_block(w, at, len);
+		return coap_option_once(w, 2, len, 3) ?: coap_block_parse(w, at, len);
 	case COAP_ECHO:
 		w->echo = len == sizeof(w->echo) ? COAP_LOAD(__u64, w, at) : 0;
 		return 0;
@@ -178,8 +180,9 @@ static __always_inline int coap_option_parse(struct coap_work *w, __u32 head, __
 	return number & 1 ? -1 : 0; /* critical options have odd numbers */
 }
 
-/* Steps over the option at off (RFC 7252, section 3.1) without a branch. Returns where the next one
- * is, or 0. A length of 269 bytes or more does not fit a request that is read. */
+/* Parses the option at off (RFC 7252, section 3.1), the header without a branch. Returns the offset
+ * of the next one, or 0 if the request has to pass. A length of 269 bytes or more exceeds
+ * COAP_MAX_REQUEST. */
 static __always_inline __u32 coap_option_next(struct coap_work *w, __u32 off)
 {
 	__u32 first = COAP_LOAD(__u8, w, off), delta = first >> 4, len = first & 15;
@@ -198,8 +201,8 @@ static __always_inline __u32 coap_option_next(struct coap_work *w, __u32 off)
 	return coap_option_parse(w, off, at, len) ? 0 : at + len;
 }
 
-/* Reads header, token and options. 0, or -1 and r->why. */
-static __always_inline int coap_parse(struct rsp_request *r, struct coap_work *w)
+/* Parses header, token and options. Returns 0, or -1 and sets r->why. */
+static __always_inline int coap_request_parse(struct rsp_request *r, struct coap_work *w)
 {
 	__u32 head = COAP_LOAD(__u8, w, 0), off = 4 + (head & 15);
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Values of resources, which user space replaces while they are read. A resource has two places:
- * version n is in place n & 1. Who writes version n first says so in writing, then fills the place,
- * then makes it the active one. So a reader of version n has read it whole if, afterwards, the
- * writer has not come further than n + 1: that is in the other place. The version before the active
- * one can be read too, until then: duplicates want it. */
+/* Values of resources, which user space replaces while they are read. A resource has two places;
+ * version n is in place n & 1. The writer of version n sets `writing` to n, writes the place, then
+ * sets `active` to n. So a reader of version n has read a consistent value if `writing` is at most
+ * n + 1 afterwards, which is in the other place. Until then, the version before the active one can
+ * be read, too, for duplicates. */
 #ifndef RSP_COAP_VALUE_H
 #define RSP_COAP_VALUE_H
 
 #include "message.h"
 
-#define COAP_MAX_VALUE 1024 /* model.go knows it too */
+#define COAP_MAX_VALUE 1024 /* also in model.go */
 
 struct coap_version {
 	__u32 active;	/* 0: no value yet */
@@ -17,23 +17,23 @@ struct coap_version {
 };
 
 struct coap_value {
-	__u64 etag;	/* as it lies in memory */
-	__u64 expires;	/* ns since boot, from then on it is the server's again; 0: never */
-	__u32 max_age;	/* seconds, if it never expires */
+	__u64 etag;	/* bytes as in the message */
+	__u64 expires;	/* ns since boot, after which requests pass; 0: never */
+	__u32 max_age;	/* s, if it never expires */
 	__u32 format;	/* Content-Format; COAP_ANY_FORMAT: none */
-	__u8 option[4]; /* the Content-Format option on the wire, after an ETag */
+	__u8 option[4]; /* the encoded Content-Format option, after an ETag */
 	__u16 len;
 	__u8 option_len;
 	__u8 set;
 	__u8 data[COAP_MAX_VALUE];
 };
 
-/* These three are as large as the config needs. */
+/* The control plane sets the sizes of these three. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
 	__type(key, struct coap_name);
-	__type(value, __u32); /* number of the resource; of a host: nothing */
+	__type(value, __u32); /* number of the resource; not used for hosts */
 } coap_names SEC(".maps");
 
 struct {
@@ -51,8 +51,8 @@ struct {
 	__type(value, struct coap_value);
 } coap_values SEC(".maps");
 
-/* What was set while the module runs. User space's alone, kept here so that it outlives changes of
- * the config and the control plane. */
+/* Values that were set at run time. Used by the control plane only; a map, so that they persist
+ * when the configuration changes or the control plane restarts. */
 struct coap_setting {
 	__u64 expires; /* as above */
 	__u64 len;
@@ -67,16 +67,16 @@ struct {
 	__type(value, struct coap_setting);
 } coap_set SEC(".maps");
 
-static __always_inline struct coap_value *coap_value(__u32 resource, __u32 version)
+static __always_inline struct coap_value *coap_value_lookup(__u32 resource, __u32 version)
 {
 	kerb_key32 place = resource * 2 + (version & 1);
 
 	return bpf_map_lookup_elem(&coap_values, &place);
 }
 
-/* Copies the value's bytes to off of the reply, in words: what follows a reply does not matter. The
- * result depends on all that was read. */
-static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struct coap_value *value)
+/* Copies a value to offset off of the reply, in words, as bytes after the reply do not matter.
+ * Returns a number that depends on all loads. */
+static __always_inline __u64 coap_value_copy(__u8 *reply, __u32 off, const struct coap_value *value)
 {
 	__u32 len = value->len;
 	__u64 all = 0;
@@ -94,8 +94,9 @@ static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struc
 	return all;
 }
 
-/* Whether the value of a version, which was read before, was not written meanwhile. after is what
- * was read: the check writing depends on it, so that no processor looks earlier. */
+/* Returns whether the value of a version was not overwritten while it was read. The load of
+ * `writing` has an address dependency on after, a result of these reads, so that no CPU executes it
+ * earlier. */
 static __always_inline int coap_value_is_consistent(struct coap_version *state, __u32 version,
 						    __u64 after)
 {

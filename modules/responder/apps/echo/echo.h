@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sends every request back as it is: for measurement. */
+/* Sends each request back unchanged, for measurements. */
 #ifndef RSP_ECHO_H
 #define RSP_ECHO_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers with fixed bytes, words of the request, and a linear function of its numbers: a constant
- * answer, or a control law with fixed-point coefficients. */
+/* Replies with fixed bytes, words copied from the request, and a linear function of its numbers: a
+ * constant reply, or a control law with fixed-point coefficients. */
 #ifndef RSP_LINEAR_H
 #define RSP_LINEAR_H
 
@@ -9,7 +9,7 @@
 #include "../../respond.h"
 
 #define LINEAR_REPLY 64 /* bytes at most */
-#define LINEAR_WORDS 4	/* of 4 bytes that are copied */
+#define LINEAR_WORDS 4	/* words of 4 bytes that are copied */
 #define LINEAR_TERMS 4
 
 struct linear_word {
@@ -21,8 +21,8 @@ struct linear_term {
 	__u16 from, zero;
 };
 
-/* Offsets are of the payload, and all 4 bytes there are within it: from is bounded by
- * listener->min_request, to by len. */
+/* Offsets are in the payload. The control plane ensures that 4 bytes at each offset are within it:
+ * `from` by listener->min_request, `to` by len. */
 struct linear_law {
 	__u8 reply[LINEAR_REPLY];
 	struct linear_word word[LINEAR_WORDS];
@@ -32,7 +32,7 @@ struct linear_law {
 	__u8 words, terms, little_endian, zero[5];
 };
 
-/* By slot, those of half 1 behind those of half 0. */
+/* By slot; those of half 1 follow those of half 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * RSP_SLOTS);
@@ -40,8 +40,8 @@ struct {
 	__type(value, struct linear_law);
 } linear_laws SEC(".maps");
 
-/* The other byte order, or the same; without a branch, which the verifier would follow for every
- * number. */
+/* Swaps the byte order if the law is little-endian. Without a branch, which the verifier would
+ * follow for each number. */
 static __always_inline __u32 linear_order(const struct linear_law *law, __u32 be)
 {
 	__u64 swap = -(__u64)law->little_endian;
@@ -49,15 +49,16 @@ static __always_inline __u32 linear_order(const struct linear_law *law, __u32 be
 	return (be & ~swap) | (__builtin_bswap32(be) & swap);
 }
 
-/* Where 4 bytes of a reply go. An offset beyond LINEAR_REPLY stays within the buffer, too. */
+/* Returns the place of 4 bytes of a reply. The offset is masked, so that it is within the
+ * buffer. */
 static __always_inline __u32 *linear_place(struct rsp_scratch *s, __u32 to)
 {
 	kerb_opaque(to);
 	return (void *)(s->data + (to & (LINEAR_REPLY - 1)));
 }
 
-/* The law's value: each product is rounded to a whole number, halves go up, and their sum is
- * clamped. 0, or -1 if the request is too short. */
+/* Evaluates the law: each product is rounded to an integer, halves up, and the sum is clamped.
+ * Returns 0, or -1 if the request is too short. */
 static __always_inline int linear_value(const struct rsp_request *r, const struct linear_law *law,
 					__s32 *value)
 {
@@ -81,7 +82,7 @@ static __always_inline int linear_value(const struct rsp_request *r, const struc
 	return 0;
 }
 
-/* Writes the reply to the scratch buffer: the request's end may be cut off before linear_answer. */
+/* Writes the reply to the scratch buffer, as the request may be truncated before linear_answer. */
 static __always_inline int linear_check(struct rsp_request *r)
 {
 	kerb_key32 at = r->slot + r->half * RSP_SLOTS;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A road sign that sends approaching cars its speed limit, which depends on how many of them are in
- * range. A request has 8 bytes, u32 OP and u32 VALUE, in the byte order of its sender, which OP
- * shows. */
+/* A road sign that sends approaching cars the speed limit, which depends on the number of cars in
+ * range. A request has 8 bytes, u32 OP and u32 VALUE, in the byte order of its sender, which is
+ * detected by OP. */
 #ifndef RSP_SPEEDLIMIT_H
 #define RSP_SPEEDLIMIT_H
 
@@ -15,33 +15,33 @@ enum sl_op {
 	SL_OUT_OF_RANGE = 5,
 };
 
-/* listener->config[0]; 2 is user, which answers nothing. */
+/* listener->config[0]; with SL_USER all requests pass. */
 enum sl_mode {
 	SL_MIXED = 0,  /* the control plane computes the limit */
 	SL_KERNEL = 1, /* computed for every request */
 	SL_USER = 2,
 };
 
-#define SL_FREE 30  /* cars up to which the limit is 120 km/h: 0 <= c < 30 */
-#define SL_FULL 100 /* and from which it is 30 */
+#define SL_FREE 30  /* fewer cars: 120 km/h */
+#define SL_FULL 100 /* as many or more: 30 km/h */
 
 struct sl_message {
 	__u32 op, value;
 };
 
-/* Written by the data plane. One writer at a time, as each change depends on the value before. */
+/* Written by the data plane, under the lock, as each change depends on the previous value. */
 struct sl_count {
 	struct bpf_spin_lock lock;
 	__u32 zero;
-	__s64 cars;   /* in range, less the offset below */
-	__u64 asked;  /* GET_SPEED_LIMIT taken */
-	__u64 left;   /* OUT_OF_RANGE taken */
-	__u64 spare[4]; /* a cache line */
+	__s64 cars;	/* in range, less sl_given.offset */
+	__u64 asked;	/* handled GET_SPEED_LIMIT requests */
+	__u64 left;	/* handled OUT_OF_RANGE requests */
+	__u64 spare[4]; /* fills a cache line */
 };
 
 /* Written by the control plane. */
 struct sl_given {
-	__s64 offset; /* cars that user space knows of alongside those counted here */
+	__s64 offset; /* cars that user space counts in addition to sl_count.cars */
 	__u32 limit;  /* km/h, for SL_MIXED */
 	__u32 zero;
 };
@@ -60,9 +60,10 @@ struct {
 	__type(value, struct sl_given);
 } sl_given SEC(".maps");
 
-/* The published curve: 120 km/h for c < 30, 45 cos(pi/70 (c - 30)) + 75 for 30 <= c < 100, 30 from
- * there on, rounded to the nearest. The cosine is -sin(pi/70 (c - 65)), and 140 cars are a full
- * turn. The error is below 0.001 km/h, and a test has every count. */
+/* Returns the limit for a number of cars c by the published curve: 120 km/h for c < 30, 45
+ * cos(pi/70 (c - 30)) + 75 for 30 <= c < 100, otherwise 30, rounded to the nearest integer. The
+ * cosine is computed as -sin(pi/70 (c - 65)), with a period of 140 cars. The error before rounding
+ * is below 0.001 km/h; a test checks each c. */
 static __always_inline __u32 sl_limit(__s64 cars)
 {
 	if (cars < SL_FREE)
