@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Flags of send and recv calls, which the socket does not know: taken from the registers that
- * threads entered the kernel with. Only what is certain counts; a thread in another call, or of a
- * 32-bit program, has no flags. */
+/* Flags of send and recv calls, which the socket does not store: read from the registers with which
+ * a thread entered the kernel. Threads in other calls, and 32-bit programs, count as without
+ * flags. */
 #ifndef ACCEL_CALL_H
 #define ACCEL_CALL_H
 
@@ -11,10 +11,10 @@
 #define ACCEL_MSG_OOB	   0x1
 #define ACCEL_MSG_WAITALL  0x100
 #define ACCEL_MSG_ZEROCOPY 0x4000000
-/* entries of a wait queue that are examined; more than one thread at one socket is rare */
-#define ACCEL_WAITERS	  4
+/* entries of a wait queue that are checked; more than one thread per socket is rare */
+#define ACCEL_MAX_WAITERS  4
 
-/* The lower half of a pointer, as a number: the verifier allows arithmetic on no more than that. */
+/* Returns the lower half of a pointer as a scalar, on which the verifier allows arithmetic. */
 static __always_inline __u32 accel_ptr_low32(const void *p)
 {
 	__u64 low;
@@ -23,8 +23,8 @@ static __always_inline __u32 accel_ptr_low32(const void *p)
 	return low;
 }
 
-/* Where registers lie above the lower end of a kernel stack; the same for all threads of this
- * machine. */
+/* Returns the offset of struct pt_regs from the bottom of a kernel stack; the same for all
+ * threads. */
 static __always_inline __u32 accel_regs_offset(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -32,14 +32,14 @@ static __always_inline __u32 accel_regs_offset(void)
 	return accel_ptr_low32((void *)bpf_task_pt_regs(task)) - accel_ptr_low32(task->stack);
 }
 
-/* A system call, by the number that it has on this machine. */
+/* A system call; number: of this architecture. */
 struct accel_call {
 	__u32 number;
 	__u32 third, fourth; /* arguments */
 	__u32 x86;	     /* 0: arm64 */
 };
 
-static __always_inline int accel_call(__u64 address, struct accel_call *c)
+static __always_inline int accel_call_read(__u64 address, struct accel_call *c)
 {
 	struct pt_regs *regs = accel_cast(struct pt_regs, address);
 
@@ -58,12 +58,12 @@ static __always_inline int accel_call(__u64 address, struct accel_call *c)
 	return 1;
 }
 
-/* Of the call that sends. */
+/* Returns the flags of the current send call. */
 static __always_inline __u32 accel_send_flags(void)
 {
 	struct accel_call c;
 
-	if (!accel_call((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), &c))
+	if (!accel_call_read((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), &c))
 		return 0;
 	/* sendmsg, sendto */
 	return c.number == (c.x86 ? 46 : 211)	? c.third
@@ -71,23 +71,23 @@ static __always_inline __u32 accel_send_flags(void)
 						: 0;
 }
 
-struct accel_waiting {
-	__u32 threads;	 /* blocked in a call for this socket, or about to be */
-	/* of these: not sending (write, writev, sendfile, send..., splice), nor about to return
-	 * from connect */
+struct accel_waiters {
+	__u32 threads; /* that block on this socket, or are about to */
+	/* of these: not in a call that sends (write, writev, sendfile, send..., splice) or in
+	 * connect */
 	__u32 receivers;
-	__u32 flags;	 /* of calls that receive */
+	__u32 flags; /* of their recv calls, ORed */
 	__u32 zero;
 	__u64 receiver;	 /* one of them */
 };
 
-static __always_inline void accel_task_is_waiting(struct accel_waiting *w, __u64 task, __u64 stack)
+static __always_inline void accel_waiter_add(struct accel_waiters *w, __u64 task, __u64 stack)
 {
 	struct accel_call c;
 	__u32 n;
 
 	w->threads++;
-	if (!accel_call(stack + accel_regs_offset(), &c))
+	if (!accel_call_read(stack + accel_regs_offset(), &c))
 		return;
 	n = c.number;
 	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 ||
@@ -101,9 +101,9 @@ static __always_inline void accel_task_is_waiting(struct accel_waiting *w, __u64
 	w->flags |= n == (c.x86 ? 47 : 212) ? c.third : n == (c.x86 ? 45 : 207) ? c.fourth : 0;
 }
 
-/* As accel_find_waiting, into w. A function that the verifier checks by itself, once, and not in
- * every state of its callers. */
-__noinline int accel_add_waiting(__u64 sk, struct accel_waiting *w)
+/* accel_waiters_find, into w. A global function, so that the verifier checks it once, independently
+ * of the states of its callers. */
+__noinline int accel_waiters_add(__u64 sk, struct accel_waiters *w)
 {
 	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq),
 	      head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
@@ -115,7 +115,7 @@ __noinline int accel_add_waiting(__u64 sk, struct accel_waiting *w)
 
 	if (!w)
 		return 0;
-	for (i = 0; i < ACCEL_WAITERS && wq && at && at != head; i++) {
+	for (i = 0; i < ACCEL_MAX_WAITERS && wq && at && at != head; i++) {
 		entry = accel_cast(struct wait_queue_entry,
 				   at - bpf_core_field_offset(struct wait_queue_entry, entry));
 		at = (__u64)accel_get(entry, entry.next);
@@ -127,18 +127,19 @@ __noinline int accel_add_waiting(__u64 sk, struct accel_waiting *w)
 		    (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) !=
 			    leader)
 			continue;
-		accel_task_is_waiting(w, address, stack);
+		accel_waiter_add(w, address, stack);
 	}
 	return 0;
 }
 
-/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no
- * stack where we look for it. */
-static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
+/* Returns the threads that wait for this socket in a blocking call. Wait queue entries of epoll
+ * have no task, and those of poll do not point to one, which shows in its stack and group
+ * leader. */
+static __always_inline struct accel_waiters accel_waiters_find(__u64 sk)
 {
-	struct accel_waiting w = {};
+	struct accel_waiters w = {};
 
-	accel_add_waiting(sk, &w);
+	accel_waiters_add(sk, &w);
 	return w;
 }
 

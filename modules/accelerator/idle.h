@@ -1,25 +1,24 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Pairs that are silent for long go out of the map, since the kernel keeps a sk_psock (1 KiB) for
- * each socket in it. Nothing else happens at that moment: the agent runs `age`, and takes out what
- * it finds. They continue by TCP. */
+/* Idle pairs are removed from the map, as the kernel has a sk_psock (1 KiB) for each socket in it:
+ * the agent runs `age` and removes what it finds. They continue on TCP. */
 #ifndef ACCEL_IDLE_H
 #define ACCEL_IDLE_H
 
-#include "leave.h"
+#include "remove.h"
 
 struct accel_age {
 	__u32 now, idle;
-	__u32 found; /* ends to take out */
-	__u32 left;  /* ends that may be found another time */
+	__u32 found; /* ends to remove */
+	__u32 left;  /* ends that a later run may find */
 };
 
-static __always_inline int accel_is_silent(const struct accel_end *e, const struct accel_age *a)
+static __always_inline int accel_end_is_idle(const struct accel_end *e, const struct accel_age *a)
 {
 	return (__s32)(a->now - e->heard) >= (__s32)a->idle;
 }
 
-/* Ends that are silent, and those that have stopped and of which TCP has reported nothing since. */
-static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
+/* Finds idle ends, and stopped ones for which no TCP callback has run since. */
+static long accel_end_age(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
 {
 	__u64 cookie = *key, other = e->peer;
 	struct accel_end *peer;
@@ -27,13 +26,13 @@ static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct acc
 
 	if (!other || e->out)
 		return 0;
-	peer = accel_end(other);
-	if (!e->stop && e->is_client && accel_is_silent(e, a) && peer && peer->peer == cookie &&
-	    accel_is_silent(peer, a))
-		accel_stop(e, ACCEL_IDLE);
+	peer = accel_end_lookup(other);
+	if (!e->stop && e->is_client && accel_end_is_idle(e, a) && peer && peer->peer == cookie &&
+	    accel_end_is_idle(peer, a))
+		accel_end_stop(e, ACCEL_IDLE);
 	if (e->stop && peer)
-		accel_stop(peer, e->stop);
-	if (!e->stop || !accel_may_remove(e, peer, 0) || accel_cookie(e->sk) != cookie ||
+		accel_end_stop(peer, e->stop);
+	if (!e->stop || !accel_pair_is_removable(e, peer, 0) || accel_cookie(e->sk) != cookie ||
 	    bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY)) {
 		a->left++;
 		return 0;

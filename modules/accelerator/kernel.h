@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs read of the kernel's own structures (CO-RE: only names count, offsets come from
- * the running kernel), and how. Sockets are read by address without a reference: memory of TCP
- * sockets stays memory of TCP sockets within an RCU section (SLAB_TYPESAFE_BY_RCU), reading is
- * fault-safe, and a cookie that is the same before and after says whose it was. */
+/* Kernel structures (CO-RE: only names matter, offsets are those of the running kernel), and access
+ * to them. Sockets are read by address without a reference: memory of TCP sockets is reused for TCP
+ * sockets only within an RCU section (SLAB_TYPESAFE_BY_RCU), loads are fault-safe, and an unchanged
+ * cookie before and after proves that it was the same socket. */
 #ifndef ACCEL_KERNEL_H
 #define ACCEL_KERNEL_H
 
@@ -132,7 +132,7 @@ struct inode {
 	__u32 i_generation;
 };
 
-/* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
+/* mtime: before Linux 6.7, from 6.7, and from 6.11. */
 struct timespec64 {
 	__s64 tv_sec;
 	long tv_nsec;
@@ -166,7 +166,7 @@ struct vfsmount {
 };
 
 struct mnt_namespace {
-	__u64 seq; /* no other had or will have it */
+	__u64 seq; /* unique, never reused */
 };
 
 struct mount {
@@ -210,14 +210,14 @@ struct fs_struct {
 };
 
 struct user_namespace {
-	int level; /* 0: the first one */
+	int level; /* 0: the initial one */
 };
 
 struct cred {
 	struct user_namespace *user_ns;
 };
 
-/* What a process had in its registers when it entered the kernel. */
+/* Registers of a thread at its entry into the kernel. */
 struct pt_regs {
 	unsigned long di, dx, r10, orig_ax, cs; /* x86-64 */
 	__u64 regs[31];			    /* arm64 */
@@ -245,7 +245,7 @@ struct task_struct {
 	struct fs_struct *fs;
 	struct files_struct *files;
 	void *io_uring;
-	void *worker_private; /* of a thread of io_uring: struct io_worker */
+	void *worker_private; /* io_uring workers: struct io_worker */
 	struct mm_struct *mm;
 	int pid, tgid;
 	struct task_struct *group_leader;
@@ -255,12 +255,13 @@ struct task_struct {
 
 #pragma clang attribute pop
 
-/* Since Linux 6.2 a cast can declare to the verifier what an address points to. Loads are then
- * loads, a tenth of a probe_read call. */
+/* Since Linux 6.2, bpf_rdonly_cast gives an address a type. Direct loads then take a tenth of the
+ * time of bpf_probe_read_kernel. */
 void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define ACCEL_TYPED (bpf_rdonly_cast != 0)
 
-/* from and address have to be variables: what is read to find them would count as the kernel's. */
+/* from and address have to be variables: otherwise loads in these expressions would be treated as
+ * loads of kernel memory, too. */
 
 #define accel_cast(type, address)                                                                \
 	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) \
@@ -273,12 +274,13 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 
 #define accel_sock(address) accel_cast(struct sock, address)
 
-/* In 2^20 ns, never 0. The other is faster and up to 10 ms behind, but not for syscall programs. */
+/* Time in units of 2^20 ns, never 0. accel_now_coarse is faster, up to 10 ms late, and not
+ * available in syscall programs. */
 #define accel_now() ((__u32)(bpf_ktime_get_ns() >> 20) | 1)
-#define accel_about_now() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
+#define accel_now_coarse() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
 
-/* What is read before it is read before what is read behind it. x86 guarantees that; elsewhere an
- * atomic operation that returns a value is a full barrier (Documentation/atomic_t.txt). */
+/* A read barrier. x86 does not reorder loads; elsewhere an atomic operation that returns a value is
+ * a full barrier (Documentation/atomic_t.txt). */
 static __always_inline void accel_barrier(void)
 {
 	struct pt_regs *regs = 0;
@@ -290,7 +292,7 @@ static __always_inline void accel_barrier(void)
 	asm volatile("" ::: "memory");
 }
 
-/* The socket that a program runs for: the context is the kernel's structure in truth. */
+/* The socket that a program runs for: at run time, the context is the kernel's structure. */
 #define accel_msg_sk(msg) ((__u64)accel_get(accel_cast(struct sk_msg, msg), sk))
 #define accel_ops_sk(ops) ((__u64)accel_get(accel_cast(struct bpf_sock_ops_kern, ops), sk))
 
@@ -304,7 +306,7 @@ static __always_inline __u64 accel_psock(__u64 sk)
 	return (__u64)accel_get(accel_sock(sk), sk_user_data) & ~7ull; /* SK_USER_DATA_PTRMASK */
 }
 
-/* Whether all that was ever redirected to it has been read. */
+/* Returns whether all redirected messages have been read. */
 static __always_inline int accel_queue_empty(__u64 sk)
 {
 	__u64 psock = accel_psock(sk),
@@ -319,8 +321,8 @@ static __always_inline __u32 accel_references(__u64 sk)
 	return accel_get(accel_cast(struct sk_psock, accel_psock(sk)), refcnt.refs.counter);
 }
 
-/* Options that promise something about bytes which redirected messages do not keep, on either side.
- * Busy polling would not find them. */
+/* Returns whether the socket has options that redirected messages do not support, on either side,
+ * or busy polling, which would not find them. */
 static __always_inline int accel_has_unsupported_options(__u64 address)
 {
 	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
@@ -335,8 +337,8 @@ static __always_inline int accel_has_unsupported_options(__u64 address)
 	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
 }
 
-/* Bytes that may wait for a program that has set SO_RCVBUF, ~0 for others: TCP sizes their buffers
- * by what comes. */
+/* Returns the size of the receive buffer if the program has set SO_RCVBUF, otherwise ~0: TCP
+ * adjusts those buffers itself. */
 static __always_inline __u32 accel_receive_buffer(__u64 address)
 {
 	struct sock *sk = accel_sock(address);
@@ -345,7 +347,7 @@ static __always_inline __u32 accel_receive_buffer(__u64 address)
 								     : ~0u;
 }
 
-static __always_inline int accel_open(__u64 address)
+static __always_inline int accel_sock_is_open(__u64 address)
 {
 	struct sock *sk = accel_sock(address);
 

@@ -1,24 +1,25 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs that listened before their service was attached, when no event reported them: they are
- * found by their descriptors. All is read without locks, as in kernel.h; a process that ends
- * meanwhile may hide others, whose connections show who they are when they close. */
+/* Programs that were listening before the module was attached to their service: they are found by
+ * walking the file descriptors of all processes, without locks (see kernel.h). A process that exits
+ * meanwhile may cut the walk short; missed programs are learnt when one of their connections
+ * closes. */
 #ifndef ACCEL_LISTEN_H
 #define ACCEL_LISTEN_H
 
 #include "pair.h"
 
-#define ACCEL_TASKS   (1 << 16)
-#define ACCEL_FDS     (1 << 16)
+#define ACCEL_MAX_TASKS (1 << 16)
+#define ACCEL_MAX_FDS	(1 << 16)
 #define ACCEL_SOCKFS  0x534f434b
 #define ACCEL_TCP     6
 
-struct accel_searching {
-	__u64 first, task; /* of the list of processes */
-	__u64 fds;	   /* of the task: array of struct file * */
+struct accel_search_state {
+	__u64 first, task; /* first and current element of the list of processes */
+	__u64 fds;	   /* array of struct file * of the task */
 };
 
-/* The TCP socket of a file that listens, or 0. */
-static __always_inline __u64 accel_listening_sk(__u64 address)
+/* Returns the listening TCP socket of a file, or 0. */
+static __always_inline __u64 accel_file_listening_sk(__u64 address)
 {
 	struct file *file = accel_cast(struct file, address);
 	__u64 inode = (__u64)accel_get(file, f_inode), super, socket, sk;
@@ -34,14 +35,14 @@ static __always_inline __u64 accel_listening_sk(__u64 address)
 	return sk;
 }
 
-static long accel_search_fd(__u32 i, struct accel_searching *s)
+static long accel_fd_search(__u32 i, struct accel_search_state *s)
 {
 	struct accel_listener l = {};
 	struct accel_port p = {};
 	__u64 file = 0, sk, net;
 
 	bpf_probe_read_kernel(&file, sizeof(file), (void *)(s->fds + i * 8ull));
-	sk = file ? accel_listening_sk(file) : 0;
+	sk = file ? accel_file_listening_sk(file) : 0;
 	if (!sk)
 		return 0;
 	net = (__u64)accel_get(accel_sock(sk), __sk_common.skc_net.net);
@@ -52,13 +53,14 @@ static long accel_search_fd(__u32 i, struct accel_searching *s)
 	if (!bpf_map_lookup_elem(&members, &p.netns))
 		return 0;
 	l.file = accel_file_of(s->task);
-	accel_note_listener(&p, &l); /* first: the answer may come at once, and then a connection */
-	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
-		accel_ask_about(s->task, &l.file);
+	accel_listener_update(&p, &l); /* before the query: a verdict and a connection may follow at
+					 * once */
+	if (accel_executable_check(&l.file) == ACCEL_UNJUDGED)
+		accel_executable_query(s->task, &l.file);
 	return 0;
 }
 
-static long accel_search_task(__u32 i, struct accel_searching *s)
+static long accel_task_search(__u32 i, struct accel_search_state *s)
 {
 	__u64 address = s->task, files, table;
 	struct task_struct *task = accel_cast(struct task_struct, address);
@@ -71,14 +73,14 @@ static long accel_search_task(__u32 i, struct accel_searching *s)
 		fdt = accel_cast(struct fdtable, table);
 		n = accel_get(fdt, max_fds);
 		s->fds = (__u64)accel_get(fdt, fd);
-		bpf_loop(n < ACCEL_FDS ? n : ACCEL_FDS, accel_search_fd, s, 0);
+		bpf_loop(n < ACCEL_MAX_FDS ? n : ACCEL_MAX_FDS, accel_fd_search, s, 0);
 	}
 	address = (__u64)accel_get(task, tasks.next);
 	s->task = address - bpf_core_field_offset(struct task_struct, tasks);
 	return !address || s->task == s->first;
 }
 
-static long accel_search_member(void *map, __u64 *netns, struct accel_service *s, __u32 *found)
+static long accel_member_search(void *map, __u64 *netns, struct accel_service *s, __u32 *found)
 {
 	if (!(s->flags & ACCEL_SEARCHED)) {
 		__sync_fetch_and_or(&s->flags, ACCEL_SEARCHED);
@@ -87,17 +89,17 @@ static long accel_search_member(void *map, __u64 *netns, struct accel_service *s
 	return 0;
 }
 
-/* Looks for programs that listen in namespaces that have come since the last time. */
-static __always_inline void accel_search(void)
+/* Searches listening programs in namespaces that were added since the last search. */
+static __always_inline void accel_listeners_search(void)
 {
 	__u64 self = bpf_get_current_task(),
 	      leader = (__u64)accel_get(accel_cast(struct task_struct, self), group_leader);
-	struct accel_searching s = {.first = leader, .task = leader};
+	struct accel_search_state s = { .first = leader, .task = leader };
 	__u32 found = 0;
 
-	bpf_for_each_map_elem(&members, accel_search_member, &found, 0);
+	bpf_for_each_map_elem(&members, accel_member_search, &found, 0);
 	if (found)
-		bpf_loop(ACCEL_TASKS, accel_search_task, &s, 0);
+		bpf_loop(ACCEL_MAX_TASKS, accel_task_search, &s, 0);
 }
 
 #endif

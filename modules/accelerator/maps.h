@@ -33,7 +33,7 @@ ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_coun
 ACCEL_MAP(shares, BPF_MAP_TYPE_HASH, 4096, __u32, __u32, BPF_F_NO_PREALLOC);
 ACCEL_MAP(none, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_counts, 0);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
-/* 1: there are no pairs that age would have to look after */
+/* 1: no pairs, so that `age` need not walk */
 ACCEL_MAP(unpaired, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(guarded, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
@@ -43,15 +43,15 @@ struct {
 	__uint(max_entries, 1 << 18);
 } unjudged SEC(".maps");
 
-static __always_inline const struct accel_config *accel_config(void)
+static __always_inline const struct accel_config *accel_config_lookup(void)
 {
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&config, &zero);
 }
 
-/* Whether enrolment and redirection have stopped: by configuration, or since the module is about to
- * leave. */
+/* Returns whether enrolment and redirection are disabled: by configuration, or as the module is
+ * being detached. */
 static __always_inline int accel_is_off(const struct accel_config *cfg)
 {
 	__u32 zero = 0, *leaving = bpf_map_lookup_elem(&off, &zero);
@@ -59,21 +59,21 @@ static __always_inline int accel_is_off(const struct accel_config *cfg)
 	return !cfg || cfg->mode == ACCEL_OFF || (leaving && *leaving);
 }
 
-static __always_inline struct accel_end *accel_end(__u64 cookie)
+static __always_inline struct accel_end *accel_end_lookup(__u64 cookie)
 {
 	return bpf_map_lookup_elem(&ends, &cookie);
 }
 
-/* Returns what was there before. A walk that begins after a pair has been notified of finds it: it
- * is in ends by then. */
-static __always_inline int accel_set_unpaired(int is)
+/* Sets `unpaired` and returns the previous value. It is reset after a pair was added to `ends`, so
+ * that a later walk finds the pair. */
+static __always_inline int accel_unpaired_set(int is)
 {
 	__u32 zero = 0, *was = bpf_map_lookup_elem(&unpaired, &zero);
 
 	return was && __sync_lock_test_and_set(was, is);
 }
 
-static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
+static __noinline struct accel_counts *accel_counts_get(__u32 client, __u32 server)
 {
 	struct accel_route route = {client, server};
 	struct accel_counts *c = bpf_map_lookup_elem(&counts, &route);
@@ -87,55 +87,54 @@ static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
 	return bpf_map_lookup_elem(&counts, &route);
 }
 
-#define accel_count(client, server, member, n) \
-	do { \
-		struct accel_counts *counts_ = accel_counts(client, server); \
-		if (counts_) \
-			__sync_fetch_and_add(&counts_->member, n); \
+#define accel_count(client, server, member, n)                                   \
+	do {                                                                     \
+		struct accel_counts *counts_ = accel_counts_get(client, server); \
+		if (counts_)                                                     \
+			__sync_fetch_and_add(&counts_->member, n);               \
 	} while (0)
 
-static __always_inline void accel_refuse(__u32 client, __u32 server, enum accel_reason why)
+static __always_inline void accel_refusal_count(__u32 client, __u32 server, enum accel_reason why)
 {
 	if (why < ACCEL_REASONS)
 		accel_count(client, server, refused[why], 1);
 }
 
-/* Of the connections that there is room for, those that a service's clients have. 0: a service that
- * has none yet, or the node. */
-static __always_inline __u32 *accel_share(__u32 service)
+/* Returns the number of enrolled clients of a service; NULL: none yet, or the node itself. */
+static __always_inline __u32 *accel_share_lookup(__u32 service)
 {
 	return service ? bpf_map_lookup_elem(&shares, &service) : 0;
 }
 
-static __always_inline void accel_take_share(__u32 service)
+static __always_inline void accel_share_take(__u32 service)
 {
 	__u32 none = 0, *share;
 
-	if (service && !accel_share(service))
+	if (service && !accel_share_lookup(service))
 		bpf_map_update_elem(&shares, &service, &none, BPF_NOEXIST);
-	share = accel_share(service);
+	share = accel_share_lookup(service);
 	if (share)
 		__sync_fetch_and_add(share, 1);
 }
 
-static __always_inline void accel_return_share(__u32 service)
+static __always_inline void accel_share_release(__u32 service)
 {
-	__u32 *share = accel_share(service);
+	__u32 *share = accel_share_lookup(service);
 
 	if (share)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is reported. The barrier is what
- * accel_pair_remove and the sender's last check of stop rely on. */
-static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
+/* Makes an end use TCP from now on; the first reason is counted. The compare-and-swap is the full
+ * barrier that accel_pair_remove and the last check of stop in accel_message_handle rely on. */
+static __always_inline void accel_end_stop(struct accel_end *e, enum accel_reason why)
 {
 	if (!e->stop && !__sync_val_compare_and_swap(&e->stop, 0, why) && e->is_client)
-		accel_refuse(e->client, e->server, why);
+		accel_refusal_count(e->client, e->server, why);
 }
 
-/* Whether a module must see what passes between two network namespaces. */
-static __always_inline int accel_is_watched(__u64 one, __u64 other)
+/* Returns whether a module must see the packets between two network namespaces. */
+static __always_inline int accel_must_be_visible(__u64 one, __u64 other)
 {
 	const struct accel_service *s = bpf_map_lookup_elem(&members, &one),
 				   *t = bpf_map_lookup_elem(&members, &other);

@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who takes part, and how the two ends of a connection find each other. The client is examined when
- * it connects (in its process), enrols when it is established and offers its pair of sequence
- * numbers; the server answers an offer when it is established, which is always later. */
+/* Enrolment of sockets, and matching of the two ends of a connection. The client is checked when it
+ * connects (in its process); when it is established it enrols and offers its pair of sequence
+ * numbers. The server answers the offer when it is established, which is always later. */
 #ifndef ACCEL_PAIR_H
 #define ACCEL_PAIR_H
 
-#include "leave.h"
-#include "judge.h"
+#include "remove.h"
+#include "program.h"
 
-/* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable
- * offset. */
-#define accel_ctx(field) (*(volatile __u32 *)&(field))
+/* A load that clang does not merge with another one into a load at a variable offset, which the
+ * verifier rejects. */
+#define accel_ctx_load(field) (*(volatile __u32 *)&(field))
 
-#define accel_address(to, ops, ip4, ip6)                                              \
-	do {                                                                          \
-		__u32 four = accel_ctx((ops)->family) == 2 /* AF_INET */,             \
-		      a_ = accel_ctx((ops)->ip4), a0_ = accel_ctx((ops)->ip6[0]),     \
-		      a1_ = accel_ctx((ops)->ip6[1]), a2_ = accel_ctx((ops)->ip6[2]), \
-		      a3_ = accel_ctx((ops)->ip6[3]);                                 \
-		(to)[0] = four ? 0 : a0_;                                             \
-		(to)[1] = four ? 0 : a1_;                                             \
-		(to)[2] = four ? bpf_htonl(0xffff) : a2_;                             \
-		(to)[3] = four ? a_ : a3_;                                            \
+#define accel_ops_address(to, ops, ip4, ip6)                                                    \
+	do {                                                                                    \
+		__u32 four = accel_ctx_load((ops)->family) == 2 /* AF_INET */,                  \
+		      a_ = accel_ctx_load((ops)->ip4), a0_ = accel_ctx_load((ops)->ip6[0]),     \
+		      a1_ = accel_ctx_load((ops)->ip6[1]), a2_ = accel_ctx_load((ops)->ip6[2]), \
+		      a3_ = accel_ctx_load((ops)->ip6[3]);                                      \
+		(to)[0] = four ? 0 : a0_;                                                       \
+		(to)[1] = four ? 0 : a1_;                                                       \
+		(to)[2] = four ? bpf_htonl(0xffff) : a2_;                                       \
+		(to)[3] = four ? a_ : a3_;                                                      \
 	} while (0)
 
 static __always_inline int accel_range_contains(const __u32 *a, const struct accel_visible *v)
@@ -30,7 +30,7 @@ static __always_inline int accel_range_contains(const __u32 *a, const struct acc
 		 ((a[2] & v->mask[2]) ^ v->address[2]) | ((a[3] & v->mask[3]) ^ v->address[3]));
 }
 
-static __always_inline int accel_port_open(__u32 port)
+static __always_inline int accel_port_is_enabled(__u32 port)
 {
 	__u32 word = port / 64 & 1023;
 	__u64 *bits = bpf_map_lookup_elem(&ports, &word);
@@ -38,21 +38,21 @@ static __always_inline int accel_port_open(__u32 port)
 	return bits && *bits >> port % 64 & 1;
 }
 
-/* What configuration says about a connection to this port of the server. */
-static __noinline int accel_permitted(struct bpf_sock_ops *ops, __u32 port)
+/* Returns why the configuration excludes a connection to this port of the server, or ACCEL_OK. */
+static __noinline int accel_config_check(struct bpf_sock_ops *ops, __u32 port)
 {
-	const struct accel_config *cfg = accel_config();
+	const struct accel_config *cfg = accel_config_lookup();
 	struct accel_visible *v;
 	__u32 local[4], remote[4], i;
 
 	if (accel_is_off(cfg))
 		return ACCEL_SWITCHED;
-	if (!accel_port_open(port))
+	if (!accel_port_is_enabled(port))
 		return ACCEL_PORT;
 	if (!cfg->visibles)
-		return ACCEL_FINE;
-	accel_address(local, ops, local_ip4, local_ip6);
-	accel_address(remote, ops, remote_ip4, remote_ip6);
+		return ACCEL_OK;
+	accel_ops_address(local, ops, local_ip4, local_ip6);
+	accel_ops_address(remote, ops, remote_ip4, remote_ip6);
 	for (i = 0; i < ACCEL_VISIBLES && i < cfg->visibles; i++) {
 		__u32 at = i;
 
@@ -61,12 +61,13 @@ static __noinline int accel_permitted(struct bpf_sock_ops *ops, __u32 port)
 		    (accel_range_contains(local, v) || accel_range_contains(remote, v)))
 			return ACCEL_VISIBLE;
 	}
-	return ACCEL_FINE;
+	return ACCEL_OK;
 }
 
-/* The service whose namespace the socket is in. By cgroup (`all`) also sockets of no service take
- * part, as the node's. */
-static __always_inline int accel_service(struct bpf_sock_ops *ops, int all, struct accel_service *s)
+/* Finds the service of the socket's network namespace. With all (attached to a cgroup), sockets
+ * without a service take part, too, as those of the node. */
+static __always_inline int accel_service_lookup(struct bpf_sock_ops *ops, int all,
+						struct accel_service *s)
 {
 	__u64 netns = bpf_get_netns_cookie(ops);
 	const struct accel_service *found = bpf_map_lookup_elem(&members, &netns);
@@ -75,42 +76,42 @@ static __always_inline int accel_service(struct bpf_sock_ops *ops, int all, stru
 	return found || all;
 }
 
-static __always_inline void accel_destination_of(struct bpf_sock_ops *ops, struct accel_address *a)
+static __always_inline void accel_destination_key(struct bpf_sock_ops *ops, struct accel_address *a)
 {
 	a->netns = bpf_get_netns_cookie(ops);
 	a->port = bpf_ntohl(ops->remote_port);
 	a->zero = 0;
-	accel_address(a->address, ops, remote_ip4, remote_ip6);
+	accel_ops_address(a->address, ops, remote_ip4, remote_ip6);
 }
 
-/* Whether offers for connections there pay off, by the results of the last ones. If not, one of
- * many is offered again. */
-static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_ops *ops,
-							      const struct accel_config *cfg)
+/* Returns why offers to the destination do not pay off, by the results of previous ones, or
+ * ACCEL_OK. One of config.retry is offered nevertheless. */
+static __always_inline enum accel_reason accel_destination_check(struct bpf_sock_ops *ops,
+								 const struct accel_config *cfg)
 {
 	struct accel_address a;
 	struct accel_destination *d;
 	enum accel_reason why;
 
 	if (cfg->mode == ACCEL_ALL)
-		return ACCEL_FINE;
-	accel_destination_of(ops, &a);
+		return ACCEL_OK;
+	accel_destination_key(ops, &a);
 	d = bpf_map_lookup_elem(&destinations, &a);
 	if (!d)
-		return ACCEL_FINE;
+		return ACCEL_OK;
 	why = d->offers >= 2			      ? ACCEL_REMOTE
 	      : d->turns && d->turns < cfg->min_turns ? ACCEL_SHORT
-						      : ACCEL_FINE;
-	if (why != ACCEL_FINE && !(__sync_fetch_and_add(&d->passed, 1) + 1 & cfg->retry - 1))
-		return ACCEL_FINE;
+						      : ACCEL_OK;
+	if (why != ACCEL_OK && !(__sync_fetch_and_add(&d->passed, 1) + 1 & cfg->retry - 1))
+		return ACCEL_OK;
 	return why;
 }
 
 #define ACCEL_CALLBACKS (BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG)
 
-/* A socket that was connected before, and disconnected by connect(AF_UNSPEC): its queue and flags
- * are still of that connection. */
-static __always_inline void accel_sock_forget(struct bpf_sock_ops *ops)
+/* Resets a socket that was disconnected by connect(AF_UNSPEC), whose queue and flags are still of
+ * the previous connection. */
+static __always_inline void accel_sock_reset(struct bpf_sock_ops *ops)
 {
 	__u64 cookie;
 
@@ -121,37 +122,37 @@ static __always_inline void accel_sock_forget(struct bpf_sock_ops *ops)
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
-/* A client is about to connect, in its own process. What this costs, connections pay that gain
- * nothing: it ends as soon as it can. */
-static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
+/* Handles a client that is about to connect, in its process. As connections that gain nothing pay
+ * for this, it returns as early as possible. */
+static __always_inline void accel_client_enrol(struct bpf_sock_ops *ops, int all)
 {
-	const struct accel_config *cfg = accel_config();
+	const struct accel_config *cfg = accel_config_lookup();
 	__u32 port = bpf_ntohl(ops->remote_port);
-	struct accel_end e = {.is_client = 1, .server = ACCEL_NOBODY};
+	struct accel_end e = { .is_client = 1, .server = ACCEL_SERVICE_UNKNOWN };
 	struct accel_service s;
 	struct accel_file f;
 	enum accel_reason why;
 	__u32 *share;
 	__u64 cookie;
 
-	accel_sock_forget(ops);
-	if (!cfg || accel_is_off(cfg) || !accel_service(ops, all, &s))
+	accel_sock_reset(ops);
+	if (!cfg || accel_is_off(cfg) || !accel_service_lookup(ops, all, &s))
 		return;
-	why = accel_permitted(ops, port);
-	if (why == ACCEL_FINE)
-		why = accel_offer_pays_off(ops, cfg);
-	share = accel_share(s.id);
-	if (why == ACCEL_FINE && cfg->quota && share && *share >= cfg->quota)
+	why = accel_config_check(ops, port);
+	if (why == ACCEL_OK)
+		why = accel_destination_check(ops, cfg);
+	share = accel_share_lookup(s.id);
+	if (why == ACCEL_OK && cfg->quota && share && *share >= cfg->quota)
 		why = ACCEL_QUOTA;
-	if (why == ACCEL_FINE) {
+	if (why == ACCEL_OK) {
 		f = accel_current_file();
-		why = accel_examine_calls(&f);
+		why = accel_executable_check(&f);
 		if (why == ACCEL_UNJUDGED)
-			accel_ask(&f);
-		else if (why == ACCEL_FINE && accel_uses_uring(bpf_get_current_task()))
+			accel_current_query(&f);
+		else if (why == ACCEL_OK && accel_task_uses_uring(bpf_get_current_task()))
 			why = ACCEL_URING;
 	}
-	if (why == ACCEL_FINE) {
+	if (why == ACCEL_OK) {
 		e.client = s.id;
 		e.netns = bpf_get_netns_cookie(ops);
 		e.sk = accel_ops_sk(ops);
@@ -159,19 +160,20 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST)) {
 			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 							       BPF_SOCK_OPS_STATE_CB_FLAG);
-			accel_take_share(s.id);
-		} else if (!accel_end(cookie)) { /* else the other program of this module was there
-						    first */
+			accel_share_take(s.id);
+		} else if (!accel_end_lookup(
+				   cookie)) { /* otherwise the other program of this module
+						    has added it */
 			why = ACCEL_FULL;
 		}
 	}
-	if (why != ACCEL_FINE)
-		accel_refuse(s.id, ACCEL_NOBODY, why);
+	if (why != ACCEL_OK)
+		accel_refusal_count(s.id, ACCEL_SERVICE_UNKNOWN, why);
 }
 
 #define ACCEL_EBUSY 16
 
-/* Takes the socket into the map where messages are seen. */
+/* Adds the socket to the sockmap, so that the sk_msg program gets its messages. */
 static __always_inline enum accel_reason accel_sock_add(struct bpf_sock_ops *ops,
 							struct accel_end *e, __u64 cookie)
 {
@@ -184,22 +186,23 @@ static __always_inline enum accel_reason accel_sock_add(struct bpf_sock_ops *ops
 	if (err)
 		return err == -ACCEL_EBUSY ? ACCEL_OWNED : ACCEL_FULL;
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | ACCEL_CALLBACKS);
-	return ACCEL_FINE;
+	return ACCEL_OK;
 }
 
 static __always_inline void accel_pair_mark_ambiguous(struct accel_offer *o)
 {
-	struct accel_end *client = accel_end(o->client), *server = accel_end(o->server);
+	struct accel_end *client = accel_end_lookup(o->client),
+			 *server = accel_end_lookup(o->server);
 
 	if (client)
-		accel_stop(client, ACCEL_POISONED);
+		accel_end_stop(client, ACCEL_AMBIGUOUS);
 	if (server)
-		accel_stop(server, ACCEL_POISONED);
-	o->server = ~0ull; /* no socket's: an answer from now on is too late */
+		accel_end_stop(server, ACCEL_AMBIGUOUS);
+	o->server = ~0ull; /* of no socket: a later answer is ambiguous, too */
 }
 
-/* The client has the server's SYN-ACK; the server does not know yet. */
-static __always_inline void accel_offer(struct bpf_sock_ops *ops)
+/* Handles an established client: it has received the SYN-ACK, the server is not established yet. */
+static __always_inline void accel_offer_create(struct bpf_sock_ops *ops)
 {
 	struct accel_offer o = {}, *other;
 	enum accel_reason why;
@@ -209,58 +212,59 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 	if (!(ops->bpf_sock_ops_cb_flags & BPF_SOCK_OPS_STATE_CB_FLAG))
 		return;
 	o.client = cookie = bpf_get_socket_cookie(ops);
-	e = accel_end(cookie);
-	if (!e || e->pair.client || e->pair.server || accel_is_off(accel_config()))
+	e = accel_end_lookup(cookie);
+	if (!e || e->pair.client || e->pair.server || accel_is_off(accel_config_lookup()))
 		return;
 	e->pair.client = ops->snd_nxt;
 	e->pair.server = ops->rcv_nxt;
 	other = bpf_map_lookup_elem(&offers, &e->pair);
 	if (other) {
 		accel_pair_mark_ambiguous(other);
-		why = ACCEL_POISONED;
+		why = ACCEL_AMBIGUOUS;
 	} else {
 		why = accel_sock_add(ops, e, cookie);
-		if (why == ACCEL_FINE && bpf_map_update_elem(&offers, &e->pair, &o, BPF_NOEXIST)) {
+		if (why == ACCEL_OK && bpf_map_update_elem(&offers, &e->pair, &o, BPF_NOEXIST)) {
 			bpf_map_delete_elem(&sockets, &cookie);
 			why = ACCEL_FULL;
 		}
 	}
-	if (why == ACCEL_FINE) {
-		accel_count(e->client, ACCEL_NOBODY, offered, 1);
+	if (why == ACCEL_OK) {
+		accel_count(e->client, ACCEL_SERVICE_UNKNOWN, offered, 1);
 		return;
 	}
-	accel_refuse(e->client, ACCEL_NOBODY, why);
-	accel_return_share(e->client);
+	accel_refusal_count(e->client, ACCEL_SERVICE_UNKNOWN, why);
+	accel_share_release(e->client);
 	bpf_map_delete_elem(&ends, &cookie);
 }
 
-/* Whether the server may answer this client. */
-static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *ops,
-							  const struct accel_end *client)
+/* Returns why the server must not answer this client, or ACCEL_OK. */
+static __always_inline enum accel_reason accel_listener_check(struct bpf_sock_ops *ops,
+							      const struct accel_end *client)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	const struct accel_listener *l, unknown = {};
-	enum accel_reason why = accel_permitted(ops, ops->local_port);
+	enum accel_reason why = accel_config_check(ops, ops->local_port);
 
-	if (why != ACCEL_FINE)
+	if (why != ACCEL_OK)
 		return why;
-	if (accel_is_watched(client->netns, p.netns))
+	if (accel_must_be_visible(client->netns, p.netns))
 		return ACCEL_POLICY;
 	l = bpf_map_lookup_elem(&listeners, &p);
 	why = !l || !l->file.inode ? ACCEL_UNJUDGED
 	      : l->mixed	   ? ACCEL_EXECUTABLE
-				   : accel_examine_calls(&l->file);
+				   : accel_executable_check(&l->file);
 	if (why != ACCEL_UNJUDGED)
 		return why;
-	/* It listened before we came, or the question was lost or its answer forgotten: when this
-	 * connection closes, it shows whose it is, and can be asked again. */
+	/* It listened before the module was attached, or the query or the verdict was lost: when
+	 * this connection closes, its program is learnt and queried again. */
 	bpf_map_update_elem(&listeners, &p, &unknown, BPF_NOEXIST);
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	return ACCEL_UNJUDGED_SERVER;
 }
 
-/* A server's socket is established: does a client here say that it is the other end? */
-static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
+/* Handles an established socket of a server: answers the offer of a local client, if there is
+ * one. */
+static __always_inline void accel_offer_answer(struct bpf_sock_ops *ops, int all)
 {
 	struct accel_pair pair = {.client = ops->rcv_nxt, .server = ops->snd_nxt};
 	struct accel_offer *o = bpf_map_lookup_elem(&offers, &pair);
@@ -272,13 +276,13 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 	if (!o)
 		return;
 	cookie = bpf_get_socket_cookie(ops);
-	if (o->server == cookie || o->client == cookie || !accel_service(ops, all, &s))
+	if (o->server == cookie || o->client == cookie || !accel_service_lookup(ops, all, &s))
 		return;
-	client = accel_end(o->client);
+	client = accel_end_lookup(o->client);
 	if (!client || client->stop)
 		return;
-	why = accel_may_answer(ops, client);
-	if (why == ACCEL_FINE && __sync_val_compare_and_swap(&o->server, 0, cookie)) {
+	why = accel_listener_check(ops, client);
+	if (why == ACCEL_OK && __sync_val_compare_and_swap(&o->server, 0, cookie)) {
 		accel_pair_mark_ambiguous(o);
 		return;
 	}
@@ -288,29 +292,29 @@ static __always_inline void accel_answer(struct bpf_sock_ops *ops, int all)
 	e.peer = o->client;
 	e.client = client->client;
 	e.server = s.id;
-	if (why == ACCEL_FINE && bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
+	if (why == ACCEL_OK && bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST))
 		why = ACCEL_FULL;
-	mine = why == ACCEL_FINE ? accel_end(cookie) : 0;
+	mine = why == ACCEL_OK ? accel_end_lookup(cookie) : 0;
 	if (mine) {
 		why = accel_sock_add(ops, mine, cookie);
-		if (why != ACCEL_FINE)
+		if (why != ACCEL_OK)
 			bpf_map_delete_elem(&ends, &cookie);
 	}
-	if (why != ACCEL_FINE) {
-		accel_stop(client, why);
+	if (why != ACCEL_OK) {
+		accel_end_stop(client, why);
 		return;
 	}
-	__sync_lock_test_and_set(&client->peer, cookie); /* last: with it the client may redirect */
-	accel_set_unpaired(0);
+	__sync_lock_test_and_set(&client->peer, cookie); /* last: the client may redirect then */
+	accel_unpaired_set(0);
 	accel_count(e.client, e.server, paired, 1);
 }
 
-static __always_inline int accel_same_file(const struct accel_file *a, const struct accel_file *b)
+static __always_inline int accel_file_equal(const struct accel_file *a, const struct accel_file *b)
 {
 	return a->inode == b->inode && a->device == b->device && a->generation == b->generation;
 }
 
-static __always_inline int accel_still_listens(const struct accel_listener *l)
+static __always_inline int accel_listener_is_alive(const struct accel_listener *l)
 {
 	__u64 sk = l->sk;
 
@@ -318,46 +322,46 @@ static __always_inline int accel_still_listens(const struct accel_listener *l)
 	       accel_get(accel_sock(sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
 }
 
-/* A program listens: it is the one that is asked about, or one of several. */
-static __always_inline void accel_note_listener(const struct accel_port *p,
-						const struct accel_listener *l)
+/* Stores the program that listens on a port, or that several do. */
+static __always_inline void accel_listener_update(const struct accel_port *p,
+						  const struct accel_listener *l)
 {
 	struct accel_listener *known = bpf_map_lookup_elem(&listeners, p);
 
-	if (known && known->file.inode && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l->file);
+	if (known && known->file.inode && accel_listener_is_alive(known))
+		known->mixed |= !accel_file_equal(&known->file, &l->file);
 	else
 		bpf_map_update_elem(&listeners, p, l, BPF_ANY);
 }
 
-/* A socket begins to listen, in its process. */
-static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
+/* Handles listen(2), in the process that calls it. */
+static __always_inline void accel_listener_add(struct bpf_sock_ops *ops, int all)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	struct accel_listener l = {.cookie = bpf_get_socket_cookie(ops), .sk = accel_ops_sk(ops)};
 	struct accel_service s;
 
-	if (!accel_service(ops, all, &s))
+	if (!accel_service_lookup(ops, all, &s))
 		return;
 	l.file = accel_current_file();
-	accel_note_listener(&p, &l);
-	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
-		accel_ask(&l.file);
+	accel_listener_update(&p, &l);
+	if (accel_executable_check(&l.file) == ACCEL_UNJUDGED)
+		accel_current_query(&l.file);
 }
 
-/* A server closes a connection, in its process, whose listening socket was there before we were, or
- * whose program is not judged. */
-static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
+/* Handles the close of a server's connection, in its process, to learn the program of its listening
+ * socket if it is unknown or without a verdict. */
+static __always_inline void accel_listener_learn(struct bpf_sock_ops *ops)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l || (l->file.inode && !accel_same_file(&l->file, &f)))
+	if (!l || (l->file.inode && !accel_file_equal(&l->file, &f)))
 		return;
 	l->file = f;
-	if (accel_examine_calls(&l->file) == ACCEL_UNJUDGED)
-		accel_ask(&l->file);
+	if (accel_executable_check(&l->file) == ACCEL_UNJUDGED)
+		accel_current_query(&l->file);
 }
 
 #endif

@@ -489,7 +489,7 @@ func TestBlockingReader(t *testing.T) {
 	p.judge(safe, asked)
 	l := p.listen(t)
 	defer unix.Close(l)
-	const most = 4 // ACCEL_BLOCKED
+	const most = 4 // ACCEL_MAX_BLOCKED
 	for n := range uint64(most) {
 		p.block(t, p.connectTo(t, l))
 		if p.refused("blocking") != n+1 {

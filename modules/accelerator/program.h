@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs: which executable a process runs, and whether it may. */
-#ifndef ACCEL_JUDGE_H
-#define ACCEL_JUDGE_H
+/* Programs: the executable of a process, and the verdict on it. */
+#ifndef ACCEL_PROGRAM_H
+#define ACCEL_PROGRAM_H
 
 #include "maps.h"
 
-/* When a file was written, ns since 1970: again where it lies, it keeps its inode. */
-static __always_inline __u64 accel_modified(__u64 inode)
+/* Returns the mtime of an inode, ns since 1970: a file that is overwritten in place keeps its
+ * inode. */
+static __always_inline __u64 accel_inode_mtime(__u64 inode)
 {
 	struct inode___before_6_7 *old = accel_cast(struct inode___before_6_7, inode);
 	struct inode___before_6_11 *newer = accel_cast(struct inode___before_6_11, inode);
@@ -26,16 +27,17 @@ static __always_inline __u64 accel_modified(__u64 inode)
 	return sec * 1000000000 + nsec;
 }
 
-/* What a thread executes, or 0: kernel threads have nothing. */
-static __always_inline __u64 accel_exe_of(__u64 task)
+/* Returns the executable (struct file) of a thread, 0 for kernel threads. */
+static __always_inline __u64 accel_task_exe(__u64 task)
 {
 	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm);
 
 	return mm ? (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file) : 0;
 }
 
-/* A number of a mount that none has later: before Linux 6.8, within its namespace. */
-static __always_inline __u32 accel_mount_number(__u64 mount)
+/* Returns an id of a mount that is not reused; before Linux 6.8, within its mount namespace
+ * only. */
+static __always_inline __u32 accel_mount_id(__u64 mount)
 {
 	struct mount___6_8 *newer = accel_cast(struct mount___6_8, mount);
 	__u64 namespace;
@@ -47,23 +49,23 @@ static __always_inline __u32 accel_mount_number(__u64 mount)
 	       (__u32)accel_get(accel_cast(struct mnt_namespace, namespace), seq) << 16;
 }
 
-#define ACCEL_WRITABLE 022 /* by group or others */
-#define ACCEL_MOUNTS   4   /* on top of each other */
+#define ACCEL_MODE_WRITABLE 022 /* by group or others */
+#define ACCEL_MAX_MOUNTS    4	/* that are stacked on one mount point */
 
-/* Not 0 where others than root may change it. */
-static __always_inline __u32 accel_changeable(__u64 dentry)
+/* Returns not 0 if users other than root may change it. */
+static __always_inline __u32 accel_dentry_writable_by(__u64 dentry)
 {
 	__u64 inode = (__u64)accel_get(accel_cast(struct dentry, dentry), d_inode);
 
 	return accel_get(accel_cast(struct inode, inode), i_uid.val) |
-	       (accel_get(accel_cast(struct inode, inode), i_mode) & ACCEL_WRITABLE);
+	       (accel_get(accel_cast(struct inode, inode), i_mode) & ACCEL_MODE_WRITABLE);
 }
 
-/* Where in a file system's tree, and on which mount. */
+/* A position in a mount tree. */
 struct accel_place {
 	__u64 dentry, mount;
-	__u64 root, root_mount; /* of the process, where its paths begin; 0: of the namespace */
-	__u32 changeable;	/* as accel_changeable returns, of all places so far */
+	__u64 root, root_mount; /* root directory of the process; 0: that of the mount namespace */
+	__u32 changeable;	/* accel_dentry_writable_by, of all components so far */
 };
 
 static __always_inline __u64 accel_mount_of(__u64 vfsmount)
@@ -71,18 +73,19 @@ static __always_inline __u64 accel_mount_of(__u64 vfsmount)
 	return vfsmount - bpf_core_field_offset(struct mount, mnt);
 }
 
-/* The executable of a process. Its root directory counts in the first user namespace only: any user
- * may make another one and chroot there, to where a program has the path of a known one. */
-static __always_inline struct accel_place accel_executable_of(__u64 address)
+/* Returns the position of the executable of a process. Its root directory counts in the initial
+ * user namespace only: in a new user namespace, any user may chroot to a directory where a program
+ * has the path of a known one. */
+static __always_inline struct accel_place accel_executable_place(__u64 address)
 {
-	__u64 exe = accel_exe_of(address), fs, cred, namespace, vfsmount;
+	__u64 exe = accel_task_exe(address), fs, cred, namespace, vfsmount;
 	struct task_struct *task = accel_cast(struct task_struct, address);
 	struct accel_place p = {};
 
 	vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt);
 	p.mount = accel_mount_of(vfsmount);
 	p.dentry = (__u64)accel_get(accel_cast(struct file, exe), f_path.dentry);
-	p.changeable = accel_changeable(p.dentry);
+	p.changeable = accel_dentry_writable_by(p.dentry);
 	cred = (__u64)accel_get(task, real_cred);
 	namespace = (__u64)accel_get(accel_cast(struct cred, cred), user_ns);
 	fs = (__u64)accel_get(task, fs);
@@ -94,22 +97,22 @@ static __always_inline struct accel_place accel_executable_of(__u64 address)
 	return p;
 }
 
-static __always_inline int accel_at_root(const struct accel_place *p)
+static __always_inline int accel_place_is_root(const struct accel_place *p)
 {
 	__u64 root = p->root;
 
-	barrier_var(root); /* or clang joins comparisons with 0, which the verifier refuses */
+	barrier_var(root); /* or clang merges comparisons with 0, which the verifier rejects */
 	return p->dentry == root && p->mount == p->root_mount;
 }
 
-/* From the root of a mount to what it is mounted on. Returns whether there is more of the path. */
-static __always_inline int accel_leave_mounts(struct accel_place *p)
+/* Moves from the root of a mount to its mount point. Returns 0 at the root directory. */
+static __always_inline int accel_place_leave_mounts(struct accel_place *p)
 {
 	__u64 mount, parent;
 	__u32 i;
 
-	for (i = 0; i < ACCEL_MOUNTS; i++) {
-		if (accel_at_root(p))
+	for (i = 0; i < ACCEL_MAX_MOUNTS; i++) {
+		if (accel_place_is_root(p))
 			return 0;
 		mount = p->mount;
 		if (p->dentry != (__u64)accel_get(accel_cast(struct mount, mount), mnt.mnt_root))
@@ -119,44 +122,43 @@ static __always_inline int accel_leave_mounts(struct accel_place *p)
 			return 0;
 		p->dentry = (__u64)accel_get(accel_cast(struct mount, mount), mnt_mountpoint);
 		p->mount = parent;
-		p->changeable |= accel_changeable(p->dentry);
+		p->changeable |= accel_dentry_writable_by(p->dentry);
 	}
 	return 1;
 }
 
-static __always_inline void accel_ascend(struct accel_place *p)
+static __always_inline void accel_place_ascend(struct accel_place *p)
 {
 	__u64 dentry = p->dentry;
 
 	p->dentry = (__u64)accel_get(accel_cast(struct dentry, dentry), d_parent);
-	p->changeable |= accel_changeable(p->dentry);
+	p->changeable |= accel_dentry_writable_by(p->dentry);
 }
 
-/* A number of the root directory at which the path of a task's executable begins, 0 for that of the
- * mount namespace, also where a program has left its executable outside. As accel_path, a function
- * that the verifier checks by itself, once. */
-__noinline int accel_root_number(__u64 task)
+/* Returns an id of the root directory that the path of a task's executable is relative to; 0: that
+ * of the mount namespace, also if the executable is outside the root directory. Global like
+ * accel_event_fill_path, so that the verifier checks it once. */
+__noinline int accel_root_id(__u64 task)
 {
-	struct accel_place p = accel_executable_of(task),
-			   root = {.dentry = p.root, .mount = p.root_mount};
+	struct accel_place p = accel_executable_place(task),
+			   root = { .dentry = p.root, .mount = p.root_mount };
 	__u64 inode, dentry;
 	__u32 n;
 
-	if (!p.root || !accel_leave_mounts(&root))
+	if (!p.root || !accel_place_leave_mounts(&root))
 		return 0;
-	for (n = 0; n < ACCEL_NAMES && accel_leave_mounts(&p); n++)
-		accel_ascend(&p);
-	if (!accel_at_root(&p))
+	for (n = 0; n < ACCEL_NAMES && accel_place_leave_mounts(&p); n++)
+		accel_place_ascend(&p);
+	if (!accel_place_is_root(&p))
 		return 0;
 	dentry = p.root;
 	inode = (__u64)accel_get(accel_cast(struct dentry, dentry), d_inode);
 	return (__u32)accel_get(accel_cast(struct inode, inode), i_ino) * 0x9e3779b1 +
-	       accel_mount_number(p.root_mount);
+	       accel_mount_id(p.root_mount);
 }
 
-/* The number that an address is: functions which the verifier checks by themselves take no pointer
- * into the kernel. */
-static __always_inline __u64 accel_number(__u64 address)
+/* Returns an address as a scalar, as global functions take no pointers to kernel memory. */
+static __always_inline __u64 accel_scalar(__u64 address)
 {
 	__u64 number = 0;
 
@@ -166,7 +168,7 @@ static __always_inline __u64 accel_number(__u64 address)
 
 static __always_inline struct accel_file accel_file_of(__u64 task)
 {
-	__u64 exe = accel_exe_of(task), inode, super, vfsmount;
+	__u64 exe = accel_task_exe(task), inode, super, vfsmount;
 	struct accel_file f = {};
 
 	if (!exe)
@@ -177,20 +179,19 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
 	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
 	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
-		       (__u32)accel_modified(inode) ^
-		       accel_mount_number(accel_mount_of(vfsmount)) ^
-		       accel_root_number(accel_number(task));
+		       (__u32)accel_inode_mtime(inode) ^ accel_mount_id(accel_mount_of(vfsmount)) ^
+		       accel_root_id(accel_scalar(task));
 	return f;
 }
 
-/* Of the process that this code runs in, which has to be the socket's. */
+/* Of the current process, which has to be that of the socket. */
 #define accel_current_file() accel_file_of(bpf_get_current_task())
 
-/* The path of a task's executable, from its name up to the root directory. It is read without
- * locks: who renames directories meanwhile may make it a path that was none. */
-__noinline int accel_path(struct accel_event *e, __u64 task)
+/* Reads the path of a task's executable, from its name up to the root directory. Without locks:
+ * with concurrent renames of directories, the result may be a path that never existed. */
+__noinline int accel_event_fill_path(struct accel_event *e, __u64 task)
 {
-	struct accel_place p = accel_executable_of(task);
+	struct accel_place p = accel_executable_place(task);
 	__u64 name, dentry;
 	long length;
 	__u32 n;
@@ -199,7 +200,7 @@ __noinline int accel_path(struct accel_event *e, __u64 task)
 		return 0;
 	e->flags = ACCEL_TRUNCATED;
 	for (n = 0; n <= ACCEL_NAMES; n++) {
-		if (!accel_leave_mounts(&p)) {
+		if (!accel_place_leave_mounts(&p)) {
 			e->flags = 0;
 			break;
 		}
@@ -210,14 +211,14 @@ __noinline int accel_path(struct accel_event *e, __u64 task)
 		length = bpf_probe_read_kernel_str(e->names[n], ACCEL_NAME, (void *)name);
 		if (length <= 0 || length == ACCEL_NAME)
 			break;
-		accel_ascend(&p);
+		accel_place_ascend(&p);
 	}
 	if (p.changeable)
 		e->flags |= ACCEL_CHANGEABLE;
 	return 0;
 }
 
-static __noinline int accel_describe(struct accel_event *e, __u64 address)
+static __noinline int accel_event_fill(struct accel_event *e, __u64 address)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address);
 	__u32 i;
@@ -225,15 +226,15 @@ static __noinline int accel_describe(struct accel_event *e, __u64 address)
 	e->pid = accel_get(task, tgid);
 	for (i = 0; i < ACCEL_NAMES; i++)
 		e->names[i][0] = 0;
-	accel_path(e, accel_number(address));
+	accel_event_fill_path(e, accel_scalar(address));
 	return bpf_probe_read_kernel(
 		e->comm, sizeof(e->comm),
 		(void *)(address + bpf_core_field_offset(struct task_struct, comm)));
 }
 
-/* Asks the control plane about a program: once, and again after a second without an answer, as when
- * no agent runs. */
-static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f)
+/* Requests a verdict on a program from the control plane: once, and again after a second without an
+ * answer, such as while no agent runs. */
+static __always_inline void accel_executable_query(__u64 task, const struct accel_file *f)
 {
 	struct accel_executable asked = { .verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns() },
 				*known;
@@ -248,19 +249,19 @@ static __always_inline void accel_ask_about(__u64 task, const struct accel_file 
 		return;
 	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
 	e->file = *f;
-	accel_describe(e, task);
+	accel_event_fill(e, task);
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* The same about the process that this code runs in. */
-#define accel_ask(f) accel_ask_about(bpf_get_current_task(), f)
+/* The same for the current process. */
+#define accel_current_query(f) accel_executable_query(bpf_get_current_task(), f)
 
 #define ACCEL_IO_WORKER 0x10 /* PF_IO_WORKER */
 
-/* Whether a thread, or the one that its process began with, has ever used io_uring. What is
- * received by it, armed by poll or by a thread of the kernel, shows in no wait queue, so that
- * nothing of what redirected sockets cannot do would be seen. */
-static __always_inline int accel_uses_uring(__u64 address)
+/* Returns whether a thread, or the first thread of its process, has ever used io_uring. Its
+ * receives, by poll or by a kernel thread, are not in the wait queue of the socket, so that
+ * incompatible calls would not be noticed. */
+static __always_inline int accel_task_uses_uring(__u64 address)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address), *leader;
 	__u64 first;
@@ -274,41 +275,42 @@ static __always_inline int accel_uses_uring(__u64 address)
 	return !!accel_get(leader, io_uring);
 }
 
-static __always_inline enum accel_reason accel_examine_calls(const struct accel_file *f)
+static __always_inline enum accel_reason accel_executable_check(const struct accel_file *f)
 {
 	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
 
 	if (!x || x->verdict == ACCEL_ASKED)
 		return ACCEL_UNJUDGED;
 	if (x->verdict == ACCEL_SAFE || x->verdict == ACCEL_ALLOWED)
-		return ACCEL_FINE;
-	return x->verdict == ACCEL_CAUGHT ? x->reason : ACCEL_EXECUTABLE;
+		return ACCEL_OK;
+	return x->verdict == ACCEL_INCOMPATIBLE ? x->reason : ACCEL_EXECUTABLE;
 }
 
-#define ACCEL_BLOCKED 4 /* connections */
+#define ACCEL_MAX_BLOCKED 4 /* connections on which a program may block in recv */
 
-/* A thread does what redirected sockets cannot: its connection, and its program, do not take part
- * any more. Returns why, or that it is allowed to. */
-static __noinline int accel_exclude_program(__u64 task, enum accel_reason why)
+/* Excludes the program of a thread that did what redirected sockets do not support. Returns why, or
+ * ACCEL_OK if the program is allowed to. */
+static __noinline int accel_program_exclude(__u64 task, enum accel_reason why)
 {
 	struct accel_file f = accel_file_of(task);
 	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);
 
 	if (x && x->verdict == ACCEL_ALLOWED)
-		return ACCEL_FINE;
+		return ACCEL_OK;
 	if (x && x->verdict == ACCEL_SAFE &&
-	    (why != ACCEL_BLOCKING || __sync_fetch_and_add(&x->blocked, 1) + 1 >= ACCEL_BLOCKED)) {
+	    (why != ACCEL_BLOCKING ||
+	     __sync_fetch_and_add(&x->blocked, 1) + 1 >= ACCEL_MAX_BLOCKED)) {
 		x->reason = why;
-		x->verdict = ACCEL_CAUGHT;
+		x->verdict = ACCEL_INCOMPATIBLE;
 	}
 	return why;
 }
 
-#define ACCEL_PROVEN 32 /* messages */
+#define ACCEL_READMIT_MESSAGES 32
 
-/* The running program has sent so much on a connection without being seen to block: on others it
- * did so by exception. */
-static __noinline int accel_readmit_program(void)
+/* Resets the count of the current program after ACCEL_READMIT_MESSAGES on a connection without a
+ * blocking recv: on others it was an exception. */
+static __noinline int accel_program_readmit(void)
 {
 	struct accel_file f = accel_current_file();
 	struct accel_executable *x = bpf_map_lookup_elem(&executables, &f);
