@@ -1,55 +1,55 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The last packets that the modules of a chain have dropped, or for which they returned no verdict,
- * kept without a trace for an operator who asks later. Only such packets come here, and most of a
- * flood leave again at once. Slow packets are in chain_slow.h. */
+/* The last packets that the modules of a chain have dropped, or for which they returned an invalid
+ * verdict, stored without a trace for `kerb drops`. Only such packets are handled here, and a rate
+ * limit skips most of a flood. Slow packets are in chain_slow.h. */
 #ifndef KERB_CHAIN_DROPS_H
 #define KERB_CHAIN_DROPS_H
 
 #define KERB_DROPPED_BYTES  128 /* of a frame; a power of two */
-#define KERB_DROPPED_GROUPS 32	/* of interface, module and reason; a power of two */
-#define KERB_DROPPED_BEFORE 32	/* a power of two */
+#define KERB_DROPPED_GROUPS 32	/* hash buckets by interface, module, reason */
+#define KERB_DROPPED_BEFORE 32	/* older packets; a power of two */
 #define KERB_DROPPED_PERIOD (100 * 1000 * 1000ULL) /* ns between two packets of a group */
 #define KERB_DROPPED_BURST  10
-#define KERB_DROPPED_PASSED 0x8000 /* it was not dropped: the module fails open */
-#define KERB_DROP_PASSED    0x80   /* the same for kerb_drop_keep() */
+#define KERB_DROPPED_PASSED 0x8000 /* flag: it passed, as the module fails open */
+#define KERB_DROP_PASSED    0x80   /* the same flag in an argument of kerb_drop_keep */
 
 /* A packet, as the module left it. */
 struct kerb_dropped {
-	__u64 time; /* ns, CLOCK_MONOTONIC; 0: none, or it is being written */
+	__u64 time; /* ns, CLOCK_MONOTONIC; 0: empty, or being written */
 	__u32 ifindex;
 	__u32 len;    /* of the frame */
-	__u8 place;   /* of the module in the chain */
-	__u8 key;     /* of the note (kerb_drop_noted), 0: none */
+	__u8 place;   /* position of the module in the chain */
+	__u8 key;     /* of the note (kerb_drop_noted); 0: none */
 	__u16 note;
 	__u16 reason; /* enum kerb_drop_reason, and KERB_DROPPED_PASSED */
-	__u16 bytes;  /* of the frame that are here */
+	__u16 bytes;  /* length of frame[] */
 	__u8 frame[KERB_DROPPED_BYTES];
 };
 
-/* How many packets of a group are kept: one each period, and some more at first. */
+/* Rate limit of a group: a token bucket of KERB_DROPPED_BURST, one token per period. */
 struct kerb_dropped_limit {
-	__u64 next;  /* ns: when the next one is due, if none had come early */
-	__u64 jiffy; /* in which a packet was refused: the others in it do not read the clock */
+	__u64 next;  /* ns: theoretical arrival time of the next packet */
+	__u64 jiffy; /* in which a packet was over the limit: others in it do not read the clock */
 };
 
-/* What a chain keeps. The last packet of a group is replaced by one of the same group only,
- * whatever the others do: a flood at one service does not hide what is dropped at another. It goes
- * to before then. All CPUs write this without a lock: should two of them meet, a packet is lost or
- * mixed up with another, and the next one is right again. It is behind the counts of the CPUs in
- * kerb_counts, as a program may have 64 maps and some chains have that many. The agent reads it
- * (internal/dataplane/lastdrops.go). */
+/* The stored packets of a chain. The last packet of a group is replaced only by one of the same
+ * group, and moves to `before`, so that a flood at one service does not hide drops at another. All
+ * CPUs write this without a lock: concurrent writers may lose or mix up a packet, but not later
+ * ones. It follows the counters of the CPUs in kerb_counts, as programs are limited to 64 maps and
+ * some chains have that many. The agent reads it (internal/dataplane/lastdrops.go). */
 struct kerb_last_drops {
-	__u64 written; /* of before, so far */
+	__u64 written; /* number of packets written to before so far */
 	struct kerb_dropped_limit limits[KERB_DROPPED_GROUPS];
 	struct kerb_dropped last[KERB_DROPPED_GROUPS];
 	struct kerb_dropped before[KERB_DROPPED_BEFORE];
 };
 
-const volatile __u64 kerb_last_drops_at = 0; /* in kerb_counts; the linker sets it */
+const volatile __u64 kerb_last_drops_at = 0; /* offset in kerb_counts; set by the linker */
 
 #ifdef KERB_HOOK_XDP
-/* Copies n bytes, of which there are size to twice as many: the first ones and the last ones, which
- * may overlap. Without a loop that the verifier would leave in many states. */
+/* Copies n bytes, size <= n <= 2 * size, as the first size and the last size bytes, which may
+ * overlap. So the loop has a constant count, and the verifier leaves it in one state. Returns 0 for
+ * other n. */
 static __always_inline int dropped_copy(__u8 *to, void *data, void *end, __u64 n, __u64 size)
 {
 	__u64 last = n - size;
@@ -65,8 +65,9 @@ static __always_inline int dropped_copy(__u8 *to, void *data, void *end, __u64 n
 }
 #endif
 
-/* Copies the first bytes of the frame, and returns how many. On XDP those of the first buffer. */
-static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, __u8 *to)
+/* Copies the first bytes of the frame and returns their number. On XDP only from the first
+ * buffer. */
+static __always_inline __u32 dropped_read(kerb_ctx *ctx, __u8 *to)
 {
 #ifdef KERB_HOOK_XDP
 	void *data = (void *)kerb_ctx_field(ctx, data),
@@ -89,8 +90,8 @@ static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, __u8 *to)
 #endif
 }
 
-/* Whether a packet of a group is over its limit. */
-static __always_inline int dropped_limit(struct kerb_dropped_limit *l)
+/* Returns whether a packet of a group is over the limit. */
+static __always_inline int dropped_is_limited(struct kerb_dropped_limit *l)
 {
 	__u64 jiffy = bpf_jiffies64(), now, earliest;
 
@@ -106,8 +107,8 @@ static __always_inline int dropped_limit(struct kerb_dropped_limit *l)
 	return 0;
 }
 
-/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in each
- * state in which a module drops. */
+/* Stores a dropped packet; noted: pkt->reason. A global function of scalars and the context, so
+ * that the verifier checks it once, not in each state in which a module drops. */
 __noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 noted)
 {
 	__u32 place = call >> KERB_CALL_COUNT_SHIFT, ifindex, group;
@@ -120,7 +121,7 @@ __noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 noted)
 	ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
 	group = (ifindex * 0x9e3779b1 + place * 0xc2b2ae35 + reason * 0x85ebca6b) >> 27;
 	kerb_bound(group, KERB_DROPPED_GROUPS - 1);
-	if (dropped_limit(&all->limits[group]))
+	if (dropped_is_limited(&all->limits[group]))
 		return 0;
 	d = &all->last[group];
 	if (d->time)
@@ -132,7 +133,7 @@ __noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 noted)
 	d->key = noted >> 8;
 	d->note = noted >> 16;
 	d->reason = reason | (noted & KERB_DROP_PASSED ? KERB_DROPPED_PASSED : 0);
-	d->bytes = dropped_bytes(ctx, d->frame);
+	d->bytes = dropped_read(ctx, d->frame);
 	d->time = bpf_ktime_get_ns();
 	return 0;
 }

@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Latency of modules. Of each 4,096 packets on a CPU two run in a timed copy of the chain, which
- * the program of the chain tail-calls: the first warms up the CPU's caches, as the copy runs
- * rarely, and the second is measured. Without a copy the tail call does nothing. Both packets are
- * counted before the tail call, so the copy does not count them again; everything else it does as
- * the chain does. */
+/* Latency of modules. Of each 4,096 packets on a CPU, two run in a timed copy of the chain, by a
+ * tail call: the first one warms up the caches, as the copy runs rarely, and the second one is
+ * measured. Without a copy the tail call fails, and the chain continues. Both packets are counted
+ * before the tail call, not in the copy; apart from that the copy does the same as the chain. */
 #ifndef KERB_CHAIN_LATENCY_H
 #define KERB_CHAIN_LATENCY_H
 
 #include <kerb/histogram.h>
 
 #define KERB_SAMPLE_PERIOD   4096
-#define KERB_LATENCY_BUCKETS 80 /* the last one has 1.8 ms and more */
+#define KERB_LATENCY_BUCKETS 80 /* the last one starts at 1.8 ms */
 
-/* ns that packets took, as sum and as a histogram. */
+/* Sum and histogram of latencies, ns. */
 struct kerb_latency {
 	__u64 sum;
 	__u64 buckets[KERB_LATENCY_BUCKETS];
 };
 
-/* Position 0 is the chain, 1 + i its module i. The linker sets the number of entries
+/* Key 0 is the chain, 1 + i its module i. The linker sets the number of entries
  * (internal/dataplane/latency.go). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -27,22 +26,22 @@ struct {
 	__type(value, struct kerb_latency);
 } kerb_latency SEC(".maps");
 
-/* Positions of stamps that are no module. */
-#define KERB_STAMP_CHAIN 0    /* behind everything */
-#define KERB_STAMP_CLOCK 0xfe /* behind nothing */
+/* Positions of timestamps other than modules. */
+#define KERB_STAMP_CHAIN 0    /* end of the chain */
+#define KERB_STAMP_CLOCK 0xfe /* calibration: the time that a stamp itself takes */
 #define KERB_STAMP_HEAD	 0xff
 
-/* The packet that a CPU's timed copy works on. Not on its stack, as parts of a split chain do not
- * share it. */
+/* State of the packet in the timed copy on a CPU. Not on the stack, which the parts of a split
+ * chain do not share. */
 struct kerb_stamps {
-	__u64 measured; /* number of the packet on its CPU, 0: it is not measured */
-	__u64 last;	/* when the last stamp ended */
-	__u64 clock;	/* what a stamp takes by itself */
-	__u64 total;	/* what the packet took so far */
-	__u64 took;	/* between the last two stamps */
+	__u64 measured; /* number of the packet on its CPU; 0: not measured */
+	__u64 last;	/* end of the last stamp, ns */
+	__u64 clock;	/* duration of a stamp itself, ns */
+	__u64 total;	/* duration of the chain so far, ns */
+	__u64 took;	/* duration between the last two stamps, ns */
 	__u64 where;	/* trace_where of the packet */
-	__u64 longest;	/* what the slowest module took so far */
-	__u64 slowest;	/* place of that module */
+	__u64 longest;	/* duration of the slowest module so far, ns */
+	__u64 slowest;	/* position of that module */
 };
 
 struct {
@@ -52,13 +51,12 @@ struct {
 	__type(value, struct kerb_stamps);
 } kerb_stamps SEC(".maps");
 
-/* Called before the tail call into the timed copy, for a packet that has been counted: chooses the
- * next packet. Packets with even numbers warm up, and those behind them are measured. The choice is
- * random within each period, so that traffic with a period of its own does not have the same packet
- * measured each time. */
+/* Chooses the next packet for the timed copy; called before the tail call, for a packet that was
+ * counted. Packets with even numbers warm up, the ones after them are measured. The choice is
+ * random within each period, so that it does not correlate with periodic traffic. */
 SEC("kerb/sample") int kerb_sample(void)
 {
-	struct kerb_counts *c = chain_counts();
+	struct kerb_counts *c = counts_get();
 	__u64 n;
 
 	if (!c)
@@ -72,7 +70,7 @@ SEC("kerb/sample") int kerb_sample(void)
 	return 0;
 }
 
-static __always_inline struct kerb_stamps *stamps(void)
+static __always_inline struct kerb_stamps *stamps_get(void)
 {
 	__u32 zero = 0;
 
@@ -89,10 +87,11 @@ static __always_inline void latency_count(__u32 position, __u64 ns)
 	kerb_histogram_count(l->buckets, KERB_LATENCY_BUCKETS, ns);
 }
 
-/* Takes a number only, so that the verifier checks it once, not in the context of each module. */
+/* Takes a timestamp: ends the time of a position. A global function of a scalar, so that the
+ * verifier checks it once, not in the context of each module. */
 __noinline int kerb_stamp_at(__u32 position)
 {
-	struct kerb_stamps *s = stamps();
+	struct kerb_stamps *s = stamps_get();
 	__u64 took;
 
 	if (!s || !s->measured)
@@ -111,18 +110,18 @@ __noinline int kerb_stamp_at(__u32 position)
 	return 0;
 }
 
-/* Ends the time of what is at a position. */
+/* kerb_stamp_at, for the generated entry. */
 SEC("kerb/stamp") int kerb_stamp(__u32 position)
 {
 	kerb_stamp_at(position);
 	return 0;
 }
 
-/* Begins a timed copy, in place of kerb_count. */
+/* Starts a timed copy, instead of kerb_count. */
 SEC("kerb/time_start") int kerb_time_start(kerb_ctx *ctx, struct kerb_pkt *pkt)
 {
-	struct kerb_counts *c = chain_counts();
-	struct kerb_stamps *s = stamps();
+	struct kerb_counts *c = counts_get();
+	struct kerb_stamps *s = stamps_get();
 
 	pkt->ctx = ctx;
 	pkt->len = frame_len(ctx);

@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Traces: a packet is matched once at the head of a chain that the agent links for a trace, keeps
- * its number over all chains of this node, and leaves an event after each module. Chains without a
- * trace contain nothing of it. */
+/* Traces. A packet is matched once, at the head of a chain that the agent has linked for a trace,
+ * keeps its id in all chains of this node, and produces an event after each module. Other chains
+ * contain no code for traces. */
 #ifndef KERB_CHAIN_TRACE_H
 #define KERB_CHAIN_TRACE_H
 
 #include "chain_trace_read.h"
 #include "chain_trace_maps.h"
 
-/* Events of a packet that a CPU holds back for sessions that want slow packets; a power of two. A
- * chain with more modules is shown without those behind, up to the one at which it was slow. */
+/* Events of a packet that a CPU buffers for sessions that report slow packets only; a power of two.
+ * In a longer chain, events beyond are omitted up to the module at which the packet became slow. */
 #define KERB_TRACE_HELD 32
 
-/* The packet that a CPU's chain is working on. Not on the stack of the chain, as parts of a split
- * chain do not share it. */
+/* State of the packet in a traced chain on a CPU. Not on the stack, which the parts of a split
+ * chain do not share. */
 struct kerb_traced {
-	__u64 packets; /* so far */
-	__u64 wanted;  /* sessions whose filter matched the last of them, bits */
-	__u64 where;   /* trace_where of the last of them */
-	__u64 written; /* ns, CLOCK_MONOTONIC: when its last event was */
-	__u64 origin;  /* point at which its trace began: interface and chain */
-	__u64 key;     /* trace_key under which it was left for the next chain */
-	__u64 took;    /* ns: its modules in this chain, so far */
-	__u64 shown;   /* sessions that have its events; others hold them back; bits */
-	__u32 held;    /* number of events in modules */
-	__u32 kept;    /* of bytes */
+	__u64 packets; /* number of packets so far */
+	__u64 wanted;  /* bit mask of the sessions whose filter matches the present packet */
+	__u64 where;   /* trace_where of the present packet */
+	__u64 written; /* time of its last event, ns, CLOCK_MONOTONIC */
+	__u64 origin;  /* where its trace started: interface and chain */
+	__u64 key;     /* trace_key with which it was added to kerb_followed */
+	__u64 took;    /* duration of its modules in this chain so far, ns */
+	__u64 shown;   /* bit mask of the sessions that get its events, not buffered */
+	__u32 held;    /* number of events in modules[] */
+	__u32 kept;    /* length of bytes[] */
 	struct kerb_trace_event now;   /* the event that is being written */
 	struct kerb_trace_event first; /* of the packet at this chain */
-	__u8 bytes[KERB_TRACE_BYTES];  /* behind first */
+	__u8 bytes[KERB_TRACE_BYTES];  /* written to the ring together with first */
 	struct kerb_trace_event modules[KERB_TRACE_HELD];
 };
 
-/* The sessions that are about an interface, bits; without an entry all of them. Written by the
- * agent. */
+/* By ifindex: bit mask of the sessions that trace the interface; no entry: all sessions. Written by
+ * the agent. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -48,7 +48,8 @@ struct {
 	__type(value, struct kerb_traced);
 } kerb_traced SEC(".maps");
 
-/* The packet context of a traced chain, and what the module noted (internal/dataplane/notes.go) */
+/* The packet context of a traced chain with the note of the module
+ * (internal/dataplane/notes.go). */
 struct kerb_noted_pkt {
 	struct kerb_pkt pkt;
 	__u64 note;
@@ -63,19 +64,19 @@ union trace_what {
 	__u64 all;
 };
 
-/* Whether a frame matches the expression of a session, which the linker puts here if there is one
- * (internal/dataplane/expression.go). */
+/* Returns whether a frame matches the filter expression of a session. The linker replaces this
+ * function if there is one (internal/dataplane/expression.go). */
 __noinline int kerb_trace_matches(kerb_ctx *ctx, __u32 session)
 {
 	int matches = 1;
 
-	kerb_opaque2(ctx, matches); /* else the compiler passes no context, and removes the call */
+	kerb_opaque2(ctx, matches); /* otherwise clang omits the argument, or the call */
 	kerb_opaque(session);
 	return matches;
 }
 
-/* Whether a session wants the packet of kerb_traced. Takes numbers and the hook's context only, as
- * kerb_trace_event does. */
+/* Returns whether the filter of a session matches the packet of kerb_traced. A global function of
+ * scalars and the context, like kerb_trace_event. */
 __noinline int kerb_trace_wants(kerb_ctx *ctx, __u32 session)
 {
 	__u32 zero = 0, i = session;
@@ -87,10 +88,11 @@ __noinline int kerb_trace_wants(kerb_ctx *ctx, __u32 session)
 	return kerb_trace_matches(ctx, session) != 0;
 }
 
-/* Writes an event to the ring of a session. A session whose ring has no room misses the rest of the
- * packet, which would be shown without this event. */
-static __always_inline int trace_output(struct kerb_traced *packet, struct kerb_trace_filter *f,
-					__u64 session, const struct kerb_trace_event *e, __u32 size)
+/* Writes an event to the ring buffer of a session. If it is full, the session gets no more events
+ * of the packet, as they would be shown without this one. Returns 0 or -1. */
+static __always_inline int trace_ring_write(struct kerb_traced *packet, struct kerb_trace_filter *f,
+					    __u64 session, const struct kerb_trace_event *e,
+					    __u32 size)
 {
 	__u32 i = session;
 	void *ring = bpf_map_lookup_elem(&kerb_events, &i);
@@ -102,19 +104,19 @@ static __always_inline int trace_output(struct kerb_traced *packet, struct kerb_
 	return -1;
 }
 
-/* Writes the first event of a packet, with the first bytes of it. */
-static __always_inline int trace_output_first(struct kerb_traced *packet,
-					      struct kerb_trace_filter *f, __u64 session)
+/* Writes the first event of a packet, with its first bytes. */
+static __always_inline int trace_ring_write_first(struct kerb_traced *packet,
+						  struct kerb_trace_filter *f, __u64 session)
 {
 	__u32 bytes = packet->kept < f->bytes ? packet->kept : f->bytes;
 
 	if (bytes > KERB_TRACE_BYTES)
 		return 0;
-	return trace_output(packet, f, session, &packet->first, sizeof(packet->first) + bytes);
+	return trace_ring_write(packet, f, session, &packet->first, sizeof(packet->first) + bytes);
 }
 
-/* Writes the event of kerb_traced for a session, or all of the packet so far as soon as its modules
- * have taken longer than the session wants. */
+/* Writes the present event for a session; or all events of the packet so far, once its modules have
+ * taken longer than the filter's `slower`. */
 __noinline int kerb_trace_write(__u32 session)
 {
 	__u32 zero = 0, i = session;
@@ -125,19 +127,19 @@ __noinline int kerb_trace_write(__u32 session)
 	if (!packet || !f || !(packet->wanted >> n & 1))
 		return 0;
 	if (packet->shown >> n & 1 && packet->now.position != KERB_TRACE_HEAD)
-		return trace_output(packet, f, n, &packet->now, sizeof(packet->now));
+		return trace_ring_write(packet, f, n, &packet->now, sizeof(packet->now));
 	if (!(packet->shown >> n & 1) && f->slower && packet->took <= f->slower)
 		return 0;
 	packet->shown |= 1ULL << n;
-	if (trace_output_first(packet, f, n))
+	if (trace_ring_write_first(packet, f, n))
 		return 0;
 	for (__u32 k = 0; k < KERB_TRACE_HELD && k < packet->held; k++)
-		if (trace_output(packet, f, n, &packet->modules[k], sizeof(packet->now)))
+		if (trace_ring_write(packet, f, n, &packet->modules[k], sizeof(packet->now)))
 			return 0;
 	return 0;
 }
 
-/* Keeps the event of kerb_traced for sessions that do not show the packet yet. */
+/* Buffers the present event for sessions that do not get the events of the packet yet. */
 static __always_inline void trace_hold(struct kerb_traced *packet)
 {
 	__u32 n = packet->held;
@@ -148,9 +150,9 @@ static __always_inline void trace_hold(struct kerb_traced *packet)
 	packet->held = n + 1;
 }
 
-/* Begins the trace of a packet at the head of a chain, or continues it. One that is where its
- * trace began, or was last, is another packet with the same contents. Returns the sessions that
- * wanted it. */
+/* Starts or continues the trace of a packet at the head of a chain. If the same key was seen at the
+ * same point, it is another packet with equal contents. Returns the sessions that traced the packet
+ * before. */
 static __always_inline __u64 trace_begin(struct kerb_traced *packet, __u64 key, __u64 here)
 {
 	struct kerb_trace_event *e = &packet->now;
@@ -172,8 +174,8 @@ static __always_inline __u64 trace_begin(struct kerb_traced *packet, __u64 key, 
 	return 0;
 }
 
-/* Leaves a packet for its next chain, as a module has made it. */
-static __always_inline void trace_leave(struct kerb_traced *packet, __u64 key, __u64 here)
+/* Adds a packet, as a module has left it, to kerb_followed, where its next chain finds it. */
+static __always_inline void trace_follow(struct kerb_traced *packet, __u64 key, __u64 here)
 {
 	const struct kerb_trace_event *e = &packet->now;
 	struct kerb_followed f = { .trace = e->trace,
@@ -189,8 +191,8 @@ static __always_inline void trace_leave(struct kerb_traced *packet, __u64 key, _
 	bpf_map_update_elem(&kerb_followed, &key, &f, BPF_ANY);
 }
 
-/* The sessions that want a packet at the head of its chain. followed: those that wanted it at the
- * one before. */
+/* Returns the sessions that trace a packet, at the head of a chain. followed: those that traced it
+ * in its previous chain. */
 static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at, __u64 followed)
 {
 	__u32 here = at ? *at : ~0U;
@@ -203,15 +205,15 @@ static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at, __u6
 	return wanted;
 }
 
-/* Reads what the packet is now, and what was done to it, and returns the offset of its transport
- * header, or 0. */
+/* Fills an event with the present headers of the packet and the verdict. Returns the offset of the
+ * transport header, or 0. */
 static __always_inline __u32 trace_read(kerb_ctx *ctx, const void *data, const void *end,
 					union trace_where w, union trace_what did, __u32 verdict,
 					__u32 to_flags, struct kerb_trace_event *e)
 {
-	__u32 off = trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e);
+	__u32 off = trace_read_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e);
 
-	trace_l4(data, end, off, e);
+	trace_read_l4(data, end, off, e);
 	e->ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
 	e->len = frame_len(ctx);
 	e->chain = did.chain;
@@ -225,9 +227,10 @@ static __always_inline __u32 trace_read(kerb_ctx *ctx, const void *data, const v
 	return off;
 }
 
-/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
- * context of each module. The caller has no branches, after each of which the verifier would walk
- * the modules again. word: trace_where at the head, and a module's note behind it. */
+/* Produces the event of a packet at the head or after a module. A global function of scalars and
+ * the context, so that the verifier checks it once, not in the context of each module. Its callers
+ * have no branches, after each of which the verifier would walk the following modules again. word:
+ * trace_where at the head, the note of the module after a module; what: union trace_what. */
 __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 verdict,
 				__u32 to_flags)
 {
@@ -266,7 +269,8 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 		packet->shown &= packet->wanted;
 		e->packet = packet->packets;
 		packet->first = *e;
-		packet->kept = trace_bytes(ctx, packet->bytes, data, end, e->len, KERB_TRACE_BYTES);
+		packet->kept =
+			trace_read_bytes(ctx, packet->bytes, data, end, e->len, KERB_TRACE_BYTES);
 	} else {
 		e->elapsed = e->time - packet->written;
 		e->trace = trace;
@@ -278,12 +282,12 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	for (__u32 i = 0; i < KERB_TRACE_SESSIONS; i++)
 		kerb_trace_write(i);
 	if (!head)
-		trace_leave(packet, key, here);
+		trace_follow(packet, key, here);
 	packet->written = bpf_ktime_get_ns();
 	return 0;
 }
 
-static __always_inline union trace_where trace_where(const struct kerb_pkt *pkt)
+static __always_inline union trace_where trace_where_of(const struct kerb_pkt *pkt)
 {
 	union trace_where w = { .l3 = pkt->l3,
 				.l4 = pkt->l4,
@@ -295,30 +299,38 @@ static __always_inline union trace_where trace_where(const struct kerb_pkt *pkt)
 	return w;
 }
 
-/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not
- * pay for it. */
+static __always_inline union trace_what trace_what_of(const struct kerb_pkt *pkt, __u32 chain,
+						      __u32 position)
+{
+	union trace_what did = { .to_ifindex = pkt->to_ifindex,
+				 .chain = chain,
+				 .position = position,
+				 .reason = pkt->reason };
+
+	return did;
+}
+
+/* Called at the head of a traced chain. */
 SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 {
-	union trace_where w = trace_where(pkt);
+	union trace_where w = trace_where_of(pkt);
 	union trace_what did = { .chain = chain, .position = KERB_TRACE_HEAD };
 
 	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT, 0);
 	return 0;
 }
 
-/* Called after each module. It reads nothing of the packet context that the head has written: else
- * the verifier would walk the modules once for each way through the parser. */
+/* Called after each module of a traced chain. It reads nothing of the packet context that the head
+ * has written: otherwise the verifier would walk the modules once for each path through the
+ * parser. */
 SEC("kerb/trace")
 int kerb_trace(struct kerb_noted_pkt *noted, __u32 position, __u32 verdict, __u32 chain,
 	       __u32 to_flags)
 {
-	const struct kerb_pkt *pkt = &noted->pkt;
-	union trace_what did = { .to_ifindex = pkt->to_ifindex,
-				 .chain = chain,
-				 .position = position,
-				 .reason = pkt->reason };
+	union trace_what did = trace_what_of(&noted->pkt, chain, position);
 
-	kerb_trace_event(pkt->ctx, noted->note, did.all, verdict, pkt->to_flags & to_flags);
+	kerb_trace_event(noted->pkt.ctx, noted->note, did.all, verdict,
+			 noted->pkt.to_flags & to_flags);
 	return 0;
 }
 

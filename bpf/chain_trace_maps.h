@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What traced chains share with each other, and with the program that sees what the kernel drops
- * after them (kernel_drops.bpf.c). */
+/* Maps that all traced chains share, also with the program for packets that the kernel drops
+ * (kernel_drops.bpf.c). */
 #ifndef KERB_CHAIN_TRACE_MAPS_H
 #define KERB_CHAIN_TRACE_MAPS_H
 
@@ -13,7 +13,7 @@ struct {
 	__type(value, struct kerb_trace_filter);
 } kerb_filter SEC(".maps");
 
-/* Each session has a ring of its own: one that is slow to read loses its own events. */
+/* A ring buffer for each session, so that a slow reader loses only its own events. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, KERB_TRACE_SESSIONS);
@@ -25,18 +25,19 @@ struct {
 		});
 } kerb_events SEC(".maps");
 
-/* A packet that has passed a traced chain, by trace_key: its next chain on this node knows it by
- * that, whatever a module has made of its addresses. Nothing of the packet is changed for it.
- * Written by traced chains; when it is full, packets that passed long ago are forgotten. */
+/* A packet that has passed a traced chain, by trace_key, computed after each module, so that the
+ * next chain of this node recognizes it even if a module has changed its addresses. The packet
+ * itself is not changed. Written by traced chains; when the map is full, the oldest packets are
+ * evicted. */
 struct kerb_followed {
 	__u64 trace;
 	__u64 time;	   /* ns, CLOCK_MONOTONIC */
-	__u64 sessions;	   /* that want it, bits */
-	__u64 shown;	   /* of them, those that have events of it */
-	__u64 first, last; /* points at which its trace began, and where it was last */
+	__u64 sessions;	   /* bit mask of the sessions that trace it */
+	__u64 shown;	   /* those of them that got events of it */
+	__u64 first, last; /* points where its trace started, and where it was last */
 };
 
-#define KERB_FOLLOWED_TIME (1000 * 1000 * 1000ULL) /* ns between two chains */
+#define KERB_FOLLOWED_TIME (1000 * 1000 * 1000ULL) /* maximum between two chains, ns */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

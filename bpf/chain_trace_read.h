@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a trace reads of a packet: its event, its first bytes, and the key by which the next chain
- * of this node recognizes it. */
+/* Reading a packet for a trace: headers, first bytes, and the key by which the next chain of this
+ * node recognizes it. */
 #ifndef KERB_CHAIN_TRACE_READ_H
 #define KERB_CHAIN_TRACE_READ_H
 
 #include <kerb/trace.h>
 
-/* Of a packet; enough for the headers of a tunnel and of what it carries. */
+/* The most bytes of a packet in a trace: enough for the headers of a tunnel and of the packet in
+ * it. */
 #define KERB_TRACE_BYTES 256
 
-/* Where things are in the packet, in one number, so that kerb_trace_event takes numbers only. */
+/* Offsets and kind of the packet in one number, for kerb_trace_event, which takes scalars only. */
 union trace_where {
 	struct {
 		__u16 l3, l4;
@@ -18,10 +19,10 @@ union trace_where {
 	__u64 all;
 };
 
-/* Reads what a module may have made of the headers. l4 is right as long as nothing was put before
- * it; else it is worked out. */
-static __always_inline __u32 trace_ip(const void *data, const void *end, union trace_where w,
-				      __u32 l4, struct kerb_trace_event *e)
+/* Reads the present IP header, which a module may have changed. Returns the offset of the transport
+ * header: l4 if the kind of the packet is unchanged, otherwise computed; 0: none. */
+static __always_inline __u32 trace_read_ip(const void *data, const void *end, union trace_where w,
+					   __u32 l4, struct kerb_trace_event *e)
 {
 	const void *l3 = data + (w.l3 & KERB_MAX_HDRS);
 	const struct ipv6hdr *ip6 = l3;
@@ -47,8 +48,8 @@ static __always_inline __u32 trace_ip(const void *data, const void *end, union t
 	return w.family == 6 ? l4 : w.l3 + sizeof(*ip6);
 }
 
-static __always_inline void trace_l4(const void *data, const void *end, __u32 off,
-				     struct kerb_trace_event *e)
+static __always_inline void trace_read_l4(const void *data, const void *end, __u32 off,
+					  struct kerb_trace_event *e)
 {
 	const void *l4 = data + (off & KERB_MAX_HDRS);
 	const __u8 *byte = l4;
@@ -73,11 +74,11 @@ static __always_inline __u64 trace_mix(__u64 hash, __u64 value)
 	return hash ^ hash >> 29;
 }
 
-#define KERB_KEY_PAYLOAD 48 /* bytes: of a tunnel, up to the TCP header inside */
+#define KERB_KEY_PAYLOAD 48 /* bytes; in a tunnel up to the inner TCP header */
 
-/* Bytes of the IP packet with its header, as that says: more are what fills a short frame up. */
-static __always_inline __u32 trace_length(const void *l3, const void *end,
-					  const struct kerb_trace_event *e)
+/* Returns the length of the IP packet by its header, without the padding of a short frame. */
+static __always_inline __u32 trace_ip_length(const void *l3, const void *end,
+					     const struct kerb_trace_event *e)
 {
 	const struct ipv6hdr *ip6 = l3;
 	const struct iphdr *ip4 = l3;
@@ -89,16 +90,16 @@ static __always_inline __u32 trace_length(const void *l3, const void *end,
 	return 0;
 }
 
-/* What distinguishes a packet from others while it is on its way, on this node and on others, 0 if
- * nothing does: the addresses and ports that it has now, and what neither forwarding nor offloads
- * change. That is why checksums are left out. off: of the transport header, or 0. */
+/* Returns a hash that identifies a packet in flight, on this node and on others, or 0: of its
+ * present addresses and ports, and of fields that neither forwarding nor offloads change, so not of
+ * checksums. off: offset of the transport header, or 0. */
 static __always_inline __u64 trace_key(const void *data, const void *end, union trace_where w,
 				       __u32 off, const struct kerb_trace_event *e)
 {
 	const struct iphdr *ip4 = data + (w.l3 & KERB_MAX_HDRS);
 	const __u64 *s = (const void *)e->saddr, *d = (const void *)e->daddr;
 	const void *l4 = data + (off & KERB_MAX_HDRS);
-	__u32 last = (w.l3 & KERB_MAX_HDRS) + trace_length(ip4, end, e);
+	__u32 last = (w.l3 & KERB_MAX_HDRS) + trace_ip_length(ip4, end, e);
 	__u64 hash = (__u64)e->proto << 32 | (__u32)e->sport << 16 | e->dport;
 
 	if (!e->family || (e->family != 4 && !off))
@@ -122,9 +123,10 @@ static __always_inline __u64 trace_key(const void *data, const void *end, union 
 	return hash | 1;
 }
 
-/* Copies the packet's first bytes, and returns how many. The helper for XDP is of Linux 5.18. */
-static __always_inline __u32 trace_bytes(kerb_ctx *ctx, __u8 *to, const __u8 *data, const void *end,
-					 __u32 length, __u32 wanted)
+/* Copies the first bytes of the packet and returns their number. No bpf_xdp_load_bytes, which is of
+ * Linux 5.18. */
+static __always_inline __u32 trace_read_bytes(kerb_ctx *ctx, __u8 *to, const __u8 *data,
+					      const void *end, __u32 length, __u32 wanted)
 {
 	__u32 n = length < wanted ? length : wanted;
 

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
-/* What the kernel drops after the last chain: called where it frees a packet without having used it
- * (raw tracepoint skb:kfree_skb), while a trace wants that. It recognizes packets of a trace as
- * their next chain would, by what they are like now, and reports nothing of others. IPv6 packets
- * with extension headers are not recognized. Compiled with KERB_HOOK_TC, for the headers only. */
+/* Packets that the kernel drops after the last chain: called for each dropped packet (raw
+ * tracepoint skb:kfree_skb) while a trace requests it. Recognizes packets of a trace by their
+ * trace_key, as their next chain would, and ignores others. IPv6 packets with extension headers are
+ * not recognized. Compiled with KERB_HOOK_TC for the headers only. */
 #include <kerb/types.h>
 #include <kerb/parse.h>
 
 #include "chain_trace_read.h"
 #include "chain_trace_maps.h"
 
-#define KERB_KERNEL_NAME  64  /* of a function, with its 0 */
-#define KERB_KERNEL_BYTES 128 /* of a packet, from its IP header on: all that trace_key reads */
+#define KERB_KERNEL_NAME  64  /* of a function name with its NUL */
+#define KERB_KERNEL_BYTES 128 /* of a packet, from its IP header on: as many as trace_key reads */
 
 struct kerb_kernel_drop {
 	struct kerb_trace_event event;
-	char function[KERB_KERNEL_NAME]; /* behind the event in the ring */
-	/* KERB_KERNEL_BYTES; larger, as the verifier takes each header to begin anywhere */
+	char function[KERB_KERNEL_NAME]; /* follows the event in the ring buffer */
+	/* KERB_KERNEL_BYTES; larger, as the verifier assumes that each header starts anywhere */
 	__u8 packet[1024];
 };
 
@@ -27,12 +27,12 @@ struct {
 	__type(value, struct kerb_kernel_drop);
 } kerb_kernel SEC(".maps");
 
-/* Offsets in struct sk_buff of the running kernel (internal/dataplane/kerneldrops.go). */
+/* Offsets in struct sk_buff of the running kernel, set by internal/dataplane/kerneldrops.go. */
 const volatile __u32 kerb_skb_head = 0;
 const volatile __u32 kerb_skb_tail = 0;
 const volatile __u32 kerb_skb_network_header = 0;
 
-/* Copies the packet from its IP header on, as far as it is in one piece, and returns how much. */
+/* Copies the linear part of the packet from its IP header on, and returns its length. */
 static __always_inline __u32 kernel_read(const void *skb, __u8 *to)
 {
 	const __u8 *head = 0;
@@ -51,21 +51,21 @@ static __always_inline __u32 kernel_read(const void *skb, __u8 *to)
 	return bpf_probe_read_kernel(to, n, head + l3) ? 0 : n;
 }
 
-/* The sessions that want the packet, bits. The packet stays known: this may be a copy of it, and
- * the packet on its way to another chain. */
-static __always_inline __u64 kernel_followed(struct kerb_kernel_drop *d, __u32 n)
+/* Returns a bit mask of the sessions that trace the packet. It is not removed from kerb_followed:
+ * this may be a clone of a packet that still reaches another chain. */
+static __always_inline __u64 kernel_trace_lookup(struct kerb_kernel_drop *d, __u32 n)
 {
 	const void *data = d->packet, *end = d->packet + n;
 	struct kerb_trace_event *e = &d->event;
-	union trace_where w = { .family = 4 }; /* of which trace_ip takes the packet's own */
+	union trace_where w = { .family = 4 }; /* trace_read_ip reads the version of the packet */
 	struct kerb_followed *f;
 	__u64 key;
-	__u32 off = trace_ip(data, end, w, 0, e);
+	__u32 off = trace_read_ip(data, end, w, 0, e);
 
 	if (e->proto != IPPROTO_TCP && e->proto != IPPROTO_UDP && e->proto != IPPROTO_ICMP &&
 	    e->proto != IPPROTO_ICMPV6)
 		off = 0;
-	trace_l4(data, end, off, e);
+	trace_read_l4(data, end, off, e);
 	key = trace_key(data, end, w, off, e);
 	f = key ? bpf_map_lookup_elem(&kerb_followed, &key) : 0;
 	if (!f || e->time - f->time > KERB_FOLLOWED_TIME)
@@ -89,7 +89,7 @@ SEC("raw_tracepoint/kfree_skb") int kerb_kernel_drop(struct bpf_raw_tracepoint_a
 	n = kernel_read((const void *)ctx->args[0], d->packet);
 	if (!n)
 		return 0;
-	sessions = kernel_followed(d, n);
+	sessions = kernel_trace_lookup(d, n);
 	if (!sessions)
 		return 0;
 	d->event.position = KERB_TRACE_KERNEL;

@@ -67,7 +67,7 @@ SEC(HOOK) int plain(kerb_ctx *ctx)
 
 	kerb_enter(ctx, &pkt);
 	kerb_reload(&pkt);
-	begin(ctx, &pkt);
+	pkt_load_link(ctx, &pkt);
 	return kerb_parse_plain(&pkt);
 }
 
@@ -77,7 +77,7 @@ SEC(HOOK) int reparse(kerb_ctx *ctx)
 
 	kerb_enter(ctx, &pkt);
 	kerb_reload(&pkt);
-	begin(ctx, &pkt);
+	pkt_load_link(ctx, &pkt);
 	kerb_reparse(&pkt);
 	return show(&pkt);
 }
