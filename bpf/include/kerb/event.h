@@ -38,8 +38,8 @@ struct kerb_event_counts_map {
 /* Defined by KERB_EVENTS: C merges any number of equal definitions without a value. */
 extern struct kerb_event_counts_map kerb_event_counts SEC(".maps");
 
-/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes its size, rounded
- * up to 8, and 8 bytes more. If pages are larger, the agent makes the buffer one page large. */
+/* Declares a ring buffer. bytes: a power of two, at least 4096; the agent enlarges it to a page.
+ * Each event takes its size, rounded up to a multiple of 8, plus 8 bytes. */
 #define KERB_EVENTS(name, bytes)                    \
 	struct {                                    \
 		__uint(type, BPF_MAP_TYPE_RINGBUF); \
@@ -77,6 +77,7 @@ static __always_inline int kerb_event_flags(void *ring, void *data, __u64 size, 
 	return rc;
 }
 
+/* Sends size bytes and wakes the reader. Returns 0, or a negative errno if the event is lost. */
 static __always_inline int kerb_event(void *ring, void *data, __u64 size)
 {
 	return kerb_event_flags(ring, data, size, 0);
@@ -93,22 +94,24 @@ static __always_inline void *kerb_event_reserve(void *ring, __u64 size)
 	return event;
 }
 
-/* flags: see kerb_event_flags(). */
+/* Sends a reserved event. flags: see kerb_event_flags(). */
 static __always_inline void kerb_event_submit(void *event, __u64 flags)
 {
 	bpf_ringbuf_submit(event, flags);
 	kerb_event_count(KERB_EVENTS_SENT, 1);
 }
 
-/* Returns the room: the event is neither sent nor lost. A waiting reader must be woken to skip it,
- * otherwise no later event would find that everything before has been read, and wake the reader. */
+/* Discards a reserved event, which is then neither sent nor lost. It wakes a waiting reader, which
+ * has to skip the event: otherwise later events would find an unread record, and not wake the
+ * reader. */
 static __always_inline void kerb_event_discard(void *event)
 {
 	bpf_ringbuf_discard(event, 0);
 }
 
-/* Flags that wake the reader only when that many bytes are waiting, which causes fewer wake-ups at
- * high rates. The reader must poll for the rest, as sdk.Events does. */
+/* Returns flags for kerb_event_flags() and kerb_event_submit() that wake the reader only when at
+ * least bytes are unread, which saves wake-ups at high rates. The reader must poll for the rest, as
+ * sdk.Events does. */
 static __always_inline __u64 kerb_event_batch(void *ring, __u64 bytes)
 {
 	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= bytes ? BPF_RB_FORCE_WAKEUP

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Has `kerb trace` show messages: an sk_msg program reports what it did with each, as in
+/* Messages in `kerb trace`: an sk_msg program reports its verdict on each message:
  *
  *	SEC("sk_msg") int redirect(struct sk_msg_md *msg)
  *	{
@@ -20,8 +20,8 @@
 #include <kerb/trace.h>
 #include <kerb/types.h>
 
-/* The trace sessions that want messages, as bits, and the number of this module among the traced
- * chains. The agent writes these maps (internal/dataplane/messages.go). */
+/* Bit mask of the trace sessions that trace messages, and the chain number of this module in
+ * events. The agent writes these maps (internal/dataplane/messages.go). */
 struct kerb_message_sessions {
 	__u32 sessions, chain;
 };
@@ -52,7 +52,7 @@ struct {
 		});
 } kerb_message_events SEC(".maps");
 
-/* Returns the time, or 0 if no trace wants messages. */
+/* Starts the processing of a message. Returns the time, or 0 if no trace requests messages. */
 static __always_inline __u64 kerb_message_begin(void)
 {
 	__u32 zero = 0;
@@ -62,7 +62,7 @@ static __always_inline __u64 kerb_message_begin(void)
 	return s && s->sessions ? bpf_ktime_get_ns() : 0;
 }
 
-/* IPv6 sockets may have an IPv4 connection. */
+/* Fills in addresses and ports. IPv6 sockets may have IPv4-mapped addresses. */
 static __always_inline void kerb_message_ends(const struct sk_msg_md *msg,
 					      struct kerb_trace_event *e)
 {
@@ -133,8 +133,8 @@ static __noinline int kerb_message_report(struct sk_msg_md *msg, __u64 began, __
 	return 0;
 }
 
-/* Reports a message with the module's note about it, as kerb_note() does for packets: key is one of
- * its notes, or 0, and value has 48 bits. */
+/* Ends the processing of a message. began: result of kerb_message_begin(). verdict: KERB_NEXT or
+ * KERB_REDIRECT. key, value: a note, as of kerb_note(); key 0: none. value has 48 bits. */
 static __always_inline void kerb_message_end(struct sk_msg_md *msg, __u64 began, __u32 verdict,
 					     __u16 key, __u64 value)
 {

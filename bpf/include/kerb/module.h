@@ -49,22 +49,23 @@ static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 
  * default. */
 #define KERB_CONFIG(type, name, value) const volatile type name = value
 
-/* Values that change while packets pass, without a new program: the members of a struct, integers
- * and booleans. Once in a module, at file scope:
+/* Settings that the agent changes without a new program, while packets pass: the members of a
+ * struct, integers and booleans. Once in a module, at file scope:
  *
  *	struct limits { __u64 rate; __u32 burst; };
  *	KERB_TUNABLES(struct limits);
  *
- * There are two halves. Packets read the one that kerb_tunables_half() names; the agent writes the
- * other one and then names that. So a packet must ask once, and use the half to its end:
+ * There are two halves. Packets read the half whose number kerb_tunables_half() returns; the agent
+ * writes the other half, then switches. So a program must call it once per packet, and use that
+ * half to the end:
  *
  *	const struct limits *l = kerb_tunables(kerb_tunables_half());
  *	if (!l)
- *		return KERB_NEXT;	never: for the verifier
+ *		return KERB_NEXT;	never happens, but the verifier requires it
  *
- * A config map with values that change so is twice as large as needed; its control plane fills the
- * half that packets do not read (sdk.Maps.FreeHalf). The verifier does not know values that are
- * read: bound an index. The layout is known to internal/dataplane/tunables.go. */
+ * A map with settings that change like this has elements for both halves; the control plane fills
+ * the half that packets do not read (sdk.Maps.FreeHalf). The verifier does not know the values:
+ * bound those that are used as an index. internal/dataplane/tunables.go depends on the layout. */
 #define KERB_TUNABLES(values_type)                                                                 \
 	struct kerb_tunables_map {                                                                 \
 		__u64 half;                                                                        \

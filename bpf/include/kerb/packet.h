@@ -85,22 +85,21 @@ static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
 	return KERB_DROP;
 }
 
-/* Takes a call of this number, which no helper has: see kerb_note(). */
+/* A call of this number, which is no helper, stands for a note: see kerb_note(). */
 static void (*const kerb_note_take)(struct kerb_pkt *pkt, __u64 note) = (void *)0x6b6574;
 
-/* Notes a number about the packet, such as the rule that decided, for `kerb trace`: key is one of
- * the module's notes (notes: in kerb.yaml), value has 48 bits. The last note of a module counts.
- * When the agent links a chain (internal/dataplane/notes.go), it removes the call and what only
- * computes its arguments; in a traced chain the note is stored behind *pkt. Not in global
- * functions, where the verifier knows of no memory behind *pkt. */
+/* Sets a note on the packet for `kerb trace`, such as the rule that matched. key: one of the
+ * module's notes (`notes` in kerb.yaml); value: 48 bits. The last note of a module is shown. When
+ * the agent links a chain (internal/dataplane/notes.go), it removes the call and the code that only
+ * computes its arguments; in a traced chain the note is stored after *pkt. Not available in global
+ * functions, where the verifier does not allow access beyond *pkt. */
 static __always_inline void kerb_note(struct kerb_pkt *pkt, __u16 key, __u64 value)
 {
 	kerb_note_take(pkt, (__u64)key << 48 | (value & 0xffffffffffffULL));
 }
 
-/* Drops the packet with a reason and a note that is kept with the packet: `kerb drops` shows it
- * without a trace. Unlike the value of kerb_note(), which `kerb trace` shows, this one has 16 bits,
- * and global functions may call this as well. */
+/* Drops the packet with a reason and a note, which `kerb drops` shows without a trace. Unlike that
+ * of kerb_note(), value has 16 bits; global functions may call this, too. */
 static __always_inline int kerb_drop_noted(struct kerb_pkt *pkt, __u32 reason, __u8 key,
 					   __u16 value)
 {
@@ -115,9 +114,10 @@ static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __
 	return KERB_REDIRECT;
 }
 
-/* The same after the last module: subsequent modules see the packet as it will leave, and may drop
- * it or redirect it elsewhere. On TC, in packages with deferredRedirect; everywhere else this is
- * kerb_redirect(). With KERB_TO_REPARSE in flags the context need not match the headers. */
+/* Redirects the packet after the last module: the following modules see the packet as it will
+ * leave, and may drop it or redirect it elsewhere. On TC, in packages with `deferredRedirect`;
+ * otherwise this is kerb_redirect(). With KERB_TO_REPARSE in flags, the packet is parsed again
+ * before the next module. */
 static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {
 #ifdef KERB_HOOK_TC

@@ -25,7 +25,7 @@ enum kerb_set_kind {
  * set. */
 struct kerb_set {
 	__u64 id;	/* first: see kerb_set_state */
-	__u64 revision; /* the agent's alone */
+	__u64 revision; /* used by the agent only */
 	__u64 state;	/* version << 32 | kind, so that packets read both at once */
 };
 

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What traces filter and report: for chains, and for <kerb/messages.h>. The Go mirror is
+/* Filters and events of traces, for chains and <kerb/messages.h>. The Go mirror is
  * internal/dataplane/trace.go. */
 #ifndef KERB_TRACE_H
 #define KERB_TRACE_H
 
 #include <linux/types.h>
 
-/* position of a packet's first event: as it came in, before any module */
+/* position of the first event of a packet: before any module */
 #define KERB_TRACE_HEAD	  0xff
 /* position of the event of a packet that the kernel dropped after the last chain */
 #define KERB_TRACE_KERNEL 0xfe
 /* a message, after the verdict of a module on sockets (kerb/messages.h) */
 #define KERB_TRACE_MESSAGE 0xfd
 
-/* A packet at the head of the chain, followed by bytes of the packet, or after a module's verdict.
- * Or a message on a socket. */
+/* A packet at the head of the chain, in which case its first bytes follow, or after a module; or a
+ * message on a socket. */
 struct kerb_trace_event {
 	__u64 time;    /* ns, CLOCK_MONOTONIC */
 	__u64 packet;  /* number of the packet on its CPU */
 	__u64 elapsed; /* ns since the previous event was written: the module's time */
 	__u64 note;    /* of the module (kerb_note), 0: none */
-	__u64 trace;   /* identifies the packet in each chain that it meets */
+	__u64 trace;   /* id of the packet, the same in all chains that it passes */
 	__u32 ifindex;
 	__u32 len;
 	__u32 chain;	  /* number of the chain, assigned by the agent */
@@ -55,7 +55,7 @@ struct kerb_trace_filter {
 	__u64 lost;   /* events for which the ring buffer had no room */
 	__u64 slower; /* ns: packets whose modules took longer in one chain */
 	__u64 active;
-	__u64 after; /* whether it wants what the kernel drops after the last chain */
+	__u64 after; /* 1: report packets that the kernel drops after the last chain */
 	__u64 netns; /* cookie: of messages, those of sockets there; 0: all */
 };
 

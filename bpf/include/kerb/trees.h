@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Decision trees. Each is walked for as many steps as the deepest needs; a leaf leads to itself.
- * Several are walked side by side, so that one's node is fetched while another's is examined, and
- * no step branches on a value. */
+/* Decision trees. Each is walked for the depth of the deepest one; the child of a leaf is itself.
+ * Several trees are walked in parallel, so that loads overlap, and no step branches on a value. */
 #ifndef KERB_TREES_H
 #define KERB_TREES_H
 
@@ -22,8 +21,9 @@ static __always_inline __s64 kerb_tree_value(__u64 node)
 	return (__s64)node >> 32;
 }
 
-/* Offset of the child that the features lead to. The sign of the difference becomes 7 if they lead
- * to the right, which with the 1 that the left one's offset ends with is one word more. */
+/* Returns the offset of the child for the features. The sign of the difference becomes 7 for the
+ * right child, which, added to the 1 in which the offset of the left child ends, is one word
+ * more. */
 static __always_inline __u64 kerb_tree_step(const struct kerb_model *m,
 					    const struct kerb_inference *s, __u64 at)
 {
@@ -35,7 +35,7 @@ static __always_inline __u64 kerb_tree_step(const struct kerb_model *m,
 	return (node + right) & KERB_MODEL_NODE_LEFT;
 }
 
-/* Adds what tree t says to the outputs. */
+/* Adds the leaf value of tree t to the outputs. */
 static __always_inline void kerb_tree_vote(const struct kerb_model *m, struct kerb_inference *s,
 					   __u32 t, __s64 value)
 {
@@ -80,8 +80,8 @@ static __always_inline __s64 kerb_tree_walk_group(const struct kerb_model *m,
 	return 0;
 }
 
-/* A turn of trees; global, so that the verifier follows it once. The loader fills up with trees
- * that add nothing. */
+/* Walks KERB_MODEL_TURN trees. Global, so that the verifier checks it once. The loader pads models
+ * with trees that add 0. */
 __noinline int kerb_tree_walk(__u32 slot, __u32 first)
 {
 	const struct kerb_model *m = bpf_map_lookup_elem(&models, &slot);
@@ -99,7 +99,7 @@ __noinline int kerb_tree_walk(__u32 slot, __u32 first)
 	return 0;
 }
 
-/* Leaves the outputs in s->out. */
+/* Stores the outputs in s->out. */
 static __always_inline void kerb_model_trees(const struct kerb_model *m, struct kerb_inference *s,
 					     __u32 slot)
 {

@@ -1,24 +1,22 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Ways to keep the verifier, and the compiler before it, from knowing too much or too little.
+/* Hiding values from the verifier, and from the compiler.
  *
- * The verifier follows a program once for each state that it distinguishes from those it has
- * followed. A number that it knows, as the verdict of a branch or the length of a header, makes a
- * state of its own: all that is behind is followed again. What hides such a number (kerb_reread,
- * kerb_through, kerb_unknown_zero, kerb_forget) saves that, on every kernel; before Linux 6.2
- * states differ in any number, later ones only in those that matter, so old kernels need it most.
- * The compiler knows the numbers as well and turns arithmetic into branches or leaves out bounds
- * that the verifier needs: kerb_opaque and kerb_bound.
+ * The verifier walks code again for each state that it cannot prune as equivalent to one before. A
+ * known scalar, such as the result of a branch or the length of a header, makes states differ, so
+ * that all following code is walked again. Hiding the scalar (kerb_reread, kerb_through,
+ * kerb_unknown_zero, kerb_forget) avoids that on every kernel, most of all before Linux 6.2, where
+ * states differ by any scalar, not only by those that matter for safety (precise scalars). The
+ * compiler uses known values, too: it turns arithmetic into branches, or removes bounds that the
+ * verifier needs, which kerb_opaque and kerb_bound prevent.
  *
- *   kerb_ctx_field     all kernels
- *   kerb_opaque        bounds: all kernels; up to 6.7 none follows from a comparison with !=,
- *                      up to 6.12 none of a short that was on the stack. Branches: all kernels
- *   kerb_bound         up to 6.1 a bound counts only in the register that is compared or masked
- *   kerb_detach        all kernels: a comparison bounds what a number was computed from
- *   kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix
- *                      all kernels, up to 6.1 most
- *   kerb_key32, kerb_overwritten
- *                      all kernels: the stack is compared in slots of 8 bytes, and a write to
- *                      4 of them does not end the life of what the slot held before */
+ * kerb_ctx_field     all kernels kerb_opaque        bounds: all kernels; up to Linux 6.7 a
+ * comparison with != gives no bound, up to 6.12 a u16 loses its bound on the stack. Branches: all
+ * kernels kerb_bound         up to 6.1 a bound applies only to the register that is compared or
+ * masked kerb_detach        all kernels: a comparison also bounds the registers that a number was
+ * computed from kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix all kernels,
+ * most useful up to 6.1 kerb_key32, kerb_overwritten all kernels: the stack is compared in slots of
+ * 8 bytes, and a write to 4 of them does not end the lifetime of the previous contents of the
+ * slot */
 #ifndef KERB_VERIFIER_H
 #define KERB_VERIFIER_H
 
@@ -33,23 +31,23 @@ typedef struct __sk_buff kerb_ctx;
 #define KERB_CTX_IFINDEX ifindex
 #endif
 
-/* A function that the verifier checks once, by itself, and not in every state of its callers: it
- * takes numbers and the hook's context only, and is not static. */
+/* A global function: the verifier checks it once, independently of its callers. It takes scalars
+ * and the context of the hook only, and is not static. */
 #define KERB_GLOBAL __attribute__((noinline))
 
-/* A variable with the key of a map that has 32-bit keys, which are its lower half (little endian).
- * The verifier compares the stack in slots of 8 bytes, and takes what one held before for needed
- * until all 8 are written. A variable of 4 bytes is part of a slot: states that differ in what was
- * there before, such as the key of another map, are not merged, and all that is behind is followed
- * once for each. */
+/* A variable for a 32-bit map key, in its lower half (little endian). The verifier compares the
+ * stack in slots of 8 bytes, and treats the previous contents of a slot as live until all 8 bytes
+ * are written. A __u32 is part of a slot: states that differ in its previous contents, such as the
+ * key of another map, are not pruned, and the following code is walked once for each. */
 typedef __u64 kerb_key32;
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the key is the lower half");
 
-/* The compiler writes all 8 bytes of x to the stack here, also if part of them changes behind. */
+/* Makes the compiler write all 8 bytes of x to the stack here, even if part of them changes
+ * later. */
 #define kerb_overwritten(x) asm volatile("" : "+m"(x))
 
-/* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the
- * pointer, and the verifier allows no changed pointer to a context. */
+/* Loads a 32-bit field of the context of the hook. In assembler, as the compiler may add the offset
+ * to the pointer first, and the verifier rejects modified context pointers. */
 #define kerb_ctx_field(ctx, field)                                                  \
 	({                                                                          \
 		__u64 _value;                                                       \
@@ -59,30 +57,30 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the key is the lower 
 		_value;                                                             \
 	})
 
-/* The compiler forgets what it knows of x: what follows is computed from x at this place, without
- * branches of its own, and a bound of x is checked again. */
+/* Hides the value of x from the compiler: the following code is computed from x at this place,
+ * without additional branches, and bounds of x are checked again. */
 #define kerb_opaque(x)	   asm volatile("" : "+r"(x))
 #define kerb_opaque2(x, y) asm volatile("" : "+r"(x), "+r"(y))
 
-/* x &= mask (a constant), which the compiler does not leave out. */
+/* x &= mask (a constant), which the compiler does not remove. */
 #define kerb_bound(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
 
-/* x keeps its value and becomes a number of its own to the verifier: a comparison does not bound
- * what x was computed from. */
+/* Makes x an independent scalar for the verifier, with the same value: a comparison of x does not
+ * bound what it was computed from. */
 #define kerb_detach(x) asm volatile("%0 ^= 0" : "+r"(x))
 
-/* Reads x from memory again, instead of what the compiler has kept of it. */
+/* Loads x from memory again, instead of reusing a value in a register. */
 #define kerb_reread(x) (*(const volatile typeof(x) *)&(x))
 
-/* The number, of which the verifier knows nothing any more. word is memory of a map, of the
- * number's size. */
+/* Returns number as an unknown scalar, by storing it to a map and loading it. word: map memory of
+ * the size of the number. */
 #define kerb_through(word, number)                            \
 	({                                                    \
 		*(volatile typeof(word) *)&(word) = (number); \
 		*(volatile typeof(word) *)&(word);            \
 	})
 
-/* Zero, which the verifier does not know. */
+/* Returns zero, as an unknown scalar. */
 #define kerb_unknown_zero(ctx)                                        \
 	({                                                            \
 		__u64 _zero = kerb_ctx_field(ctx, KERB_CTX_IFINDEX) - \
@@ -91,8 +89,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the key is the lower 
 		_zero;                                                \
 	})
 
-/* Has the verifier forget what the parser found, but for the bounds of the packet and l4_len. zero
- * is one that it does not know. */
+/* Makes the results of the parser unknown scalars, except the bounds of the packet and l4_len.
+ * zero: an unknown zero. */
 #define kerb_mix(pkt, zero)               \
 	do {                              \
 		(pkt)->l3 ^= (zero);      \
