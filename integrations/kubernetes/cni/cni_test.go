@@ -5,6 +5,7 @@ package cni_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
@@ -117,6 +119,23 @@ func (c *cluster) testSandboxes(t *testing.T) {
 	if s := c.service(second); s != nil {
 		t.Errorf("DEL has left %+v", s)
 	}
+
+	// one that kerb-kube-node has adopted: CHECK and DEL know it, and no ADD of another interface changes it
+	adopted := names.Admit(names.PodLabels(second.Pod, names.Adopted(second.container)), map[string]string{"app": "web"})
+	service := v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: second.Service(), Labels: adopted}, Spec: v1.ServiceSpec{Netns: second.netns}}
+	c.applyAs(names.OwnerPods, service)
+	must(second, "ADD", "net1")
+	must(second, "CHECK", "net1")
+	must(second, "DEL", "net1")
+	must(first, "DEL", "eth0")
+	if s := c.service(second); s == nil || !maps.Equal(s.Metadata.Labels, adopted) {
+		t.Errorf("ADD and DEL of other interfaces, and of another sandbox, have left %+v", s)
+	}
+	must(second, "DEL", "eth0")
+	if s := c.service(second); s != nil {
+		t.Errorf("DEL has left an adopted service: %+v", s)
+	}
 }
 
 // GC deletes services of its own network that the runtime does not know, and no others.
@@ -130,6 +149,10 @@ func (c *cluster) testGC(t *testing.T) {
 			t.Fatalf("ADD: %+v", got)
 		}
 	}
+	adopted := c.sandbox("adopted")
+	c.applyAs(names.OwnerPods, v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: adopted.Service(), Labels: names.PodLabels(adopted.Pod,
+			names.Adopted(adopted.container))}, Spec: v1.ServiceSpec{Netns: adopted.netns}})
 	user := c.Host("user")
 	c.Apply(map[string]any{"apiVersion": "kerb.dev/v1alpha1", "kind": "Service", "metadata": map[string]any{"name": "user",
 		"labels": c.service(stale).Metadata.Labels}, "spec": map[string]any{"netns": user.Path()}})
@@ -139,8 +162,9 @@ func (c *cluster) testGC(t *testing.T) {
 	if got := c.call(kept, execution{command: "GC", conf: conf}); got.status != 0 {
 		t.Fatalf("GC: %+v", got)
 	}
-	if c.service(kept) == nil || c.service(stale) != nil || c.service(other) == nil {
-		t.Errorf("kept %v, stale %v, other network %v", c.service(kept), c.service(stale), c.service(other))
+	if c.service(kept) == nil || c.service(stale) != nil || c.service(other) == nil || c.service(adopted) == nil {
+		t.Errorf("kept %v, stale %v, other network %v, adopted %v", c.service(kept), c.service(stale), c.service(other),
+			c.service(adopted))
 	}
 	c.Must(http.MethodGet, "/v1/services/user", nil, nil)
 }

@@ -24,7 +24,7 @@ func (p attachment) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if s.Metadata.Owner != names.OwnerPods || s.Metadata.Labels[names.LabelAttachment] != p.String() {
+		if s.Metadata.Owner != names.OwnerPods || !p.Applied(s.Metadata.Labels[names.LabelAttachment]) {
 			return nil
 		}
 		err = p.agent.delete(ctx, s)

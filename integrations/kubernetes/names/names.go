@@ -8,6 +8,8 @@
 //     everything but link control and ARP.
 //   - kerb-kube-node replaces the labels by those of Admit as soon as it knows the labels of the pod. The agent then
 //     replaces each chain in one step: every packet meets the pending module or the modules of the pod.
+//   - kerb-kube-node applies the Service of a sandbox that is older than kerb-cni in its network, if the container
+//     runtime reports it. Its attachment is that of Adopted, and its labels are those of Admit from the start.
 //   - kerb-cni DEL removes the Service, unless a later sandbox of the pod has replaced it.
 //   - kerb-kube-node deletes services of OwnerPods whose pods are gone: DEL does not fail while the agent is away.
 package names
@@ -103,6 +105,25 @@ type Attachment struct{ Network, ContainerID, Interface string }
 // String is the value of LabelAttachment. Names of networks and ids of containers are longer than labels may be.
 func (a Attachment) String() string {
 	return digest(a.Network) + "." + digest(a.ContainerID) + "." + digest(a.Interface)
+}
+
+// firstInterface is what kubelets have container runtimes call the interface of a pod.
+const firstInterface = "eth0"
+
+// Adopted returns the attachment of a sandbox that got its interface without kerb-cni. The name of its network is not
+// known: GC, which states the attachments of one network, concerns none of these.
+func Adopted(containerID string) Attachment {
+	return Attachment{ContainerID: containerID, Interface: firstInterface}
+}
+
+// IsAdopted reports whether a label states an attachment of Adopted.
+func IsAdopted(attachment string) bool { return OfNetwork(attachment, "") }
+
+// Applied reports whether a label states this attachment, or the adopted one of the same interface.
+func (a Attachment) Applied(attachment string) bool {
+	adopted := a
+	adopted.Network = ""
+	return attachment == a.String() || attachment == adopted.String()
 }
 
 // OfNetwork reports whether the attachment that a label states belongs to a network.

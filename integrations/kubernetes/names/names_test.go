@@ -30,6 +30,18 @@ func TestIdentities(t *testing.T) {
 			t.Errorf("%v and %v", a, other)
 		}
 	}
+	for _, of := range []Attachment{a, Adopted("c1")} {
+		adopted := of == Adopted("c1")
+		if !a.Applied(of.String()) || IsAdopted(of.String()) != adopted || OfNetwork(of.String(), "net") == adopted {
+			t.Errorf("%v and %v", a, of)
+		}
+	}
+	for _, other := range []Attachment{Adopted("c2"), {"net", "c2", "eth0"}, {"net", "c1", "net1"},
+		{"other", "c1", "eth0"}} {
+		if a.Applied(other.String()) {
+			t.Errorf("%v takes %v for its own", a, other)
+		}
+	}
 	if len(a.String()) > maxLabelValue {
 		t.Errorf("%q is no value of a label", a)
 	}

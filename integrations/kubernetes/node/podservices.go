@@ -75,10 +75,11 @@ func (a *aliases) of(service string) (alias, bool) {
 
 // podServices finds the pods of services, for an agent that has the modules of certain rules.
 type podServices struct {
-	state   *state
-	rules   int
-	aliases *aliases           // do not change
-	runtime map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
+	state    *state
+	rules    int
+	aliases  *aliases           // do not change
+	runtime  map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
+	adoption *adoption
 }
 
 // podServices returns false if what concerns pods of all namespaces has changed since these rules, which the agent has.
@@ -91,7 +92,7 @@ func (s *state) podServices(rules int) (podServices, bool) {
 	if s.aliases == nil {
 		s.aliases = aliasesOf(s.pods)
 	}
-	return podServices{s, rules, s.aliases, maps.Clone(s.runtime.pods)}, true
+	return podServices{s, rules, s.aliases, maps.Clone(s.runtime.pods), s.adoption()}, true
 }
 
 // podService is the pod of a service.

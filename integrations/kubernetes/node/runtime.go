@@ -22,6 +22,7 @@ type containerRuntime struct {
 	name    string             // of the runtime; empty while it is not connected
 	problem string             // why not
 	pods    map[string]sandbox // by names of services, until they are admitted
+	listed  map[string]listed  // by ID: those with a network namespace when the runtime was connected
 	starts  []*start
 }
 
@@ -78,12 +79,15 @@ func sandboxOf(p nri.Pod) sandbox {
 
 // Replace takes the place of all that the runtime has reported.
 func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
-	pods := map[string]sandbox{}
+	pods, there := map[string]sandbox{}, map[string]listed{}
 	for p := range all {
 		pods[serviceOf(p)] = sandboxOf(p)
+		if p.Netns != "" {
+			there[p.ID] = listedOf(p)
+		}
 	}
 	r.log.Info("labels of new pods come from the container runtime", "runtime", name, "pods", len(pods))
-	r.change(func(now *containerRuntime) { now.name, now.problem, now.pods = name, "", pods })
+	r.change(func(now *containerRuntime) { now.name, now.problem, now.pods, now.listed = name, "", pods, there })
 }
 
 // Start returns when the pod of a new sandbox has its modules. It waits for what changes in a moment, until the context
@@ -113,6 +117,7 @@ func (r runtimePods) Stop(p nri.Pod) {
 	if service := serviceOf(p); r.runtime.pods[service].id == p.ID {
 		delete(r.runtime.pods, service)
 	}
+	delete(r.runtime.listed, p.ID)
 }
 
 // Disconnected forgets all: the runtime reports everything that is there when it is back.
@@ -121,7 +126,7 @@ func (r runtimePods) Disconnected(err error) {
 		if now.name != "" || now.problem == "" {
 			r.log.Warn("labels of new pods come from the API server: the container runtime is not connected", "error", err)
 		}
-		now.name, now.problem, now.pods = "", err.Error(), map[string]sandbox{}
+		now.name, now.problem, now.pods, now.listed = "", err.Error(), map[string]sandbox{}, nil
 	})
 }
 
@@ -141,8 +146,9 @@ func (r *containerRuntime) end(s *start) {
 	r.starts = slices.DeleteFunc(r.starts, func(other *start) bool { return other == s })
 }
 
-// forget removes pods that are admitted, by services and their sandboxes: the runtime reports new ones.
-func (s *state) forget(admitted map[string]string) {
+// forget removes pods that are admitted, by services and their sandboxes, and sandboxes that are not to be adopted, by
+// their IDs: the runtime reports new ones.
+func (s *state) forget(admitted map[string]string, done []string) {
 	s.mu.Lock()
 	for service, id := range admitted {
 		if s.runtime.pods[service].id == id {
@@ -151,6 +157,12 @@ func (s *state) forget(admitted map[string]string) {
 	}
 	if len(s.runtime.pods) == 0 {
 		s.runtime.pods = map[string]sandbox{} // one that has had thousands keeps their room
+	}
+	for _, id := range done {
+		delete(s.runtime.listed, id)
+	}
+	if len(s.runtime.listed) == 0 {
+		s.runtime.listed = nil
 	}
 	s.mu.Unlock()
 	if len(admitted) > manyPods {

@@ -292,15 +292,25 @@ func (b *batch) flush() error {
 	return b.apply(all)
 }
 
-// syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
+// comparison is one of the services of pods.
+type comparison struct {
+	view
+	starts    starts
+	admitted  map[string]bool   // UIDs of pods
+	sandboxes map[string]string // of those, that the container runtime has reported, by services
+	change    batch
+}
+
+// syncServices gives services the labels of their pods, adopts pods that have none, and deletes those whose pod and
+// network namespace are gone.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
-	starts := s.state.starting() // those that come later are not among the pods
+	c := comparison{view: v, starts: s.state.starting()} // those that come later are not among the pods
 	pods, current := s.state.podServices(v.rules)
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	admitted, sandboxes := make(map[string]bool, len(pods.aliases.uids)), map[string]string{} // by UID; by service
-	change := batch{apply: func(all []v1.Service) error { return s.change(ctx, all, starts) }}
+	c.admitted, c.sandboxes = make(map[string]bool, len(pods.aliases.uids)), map[string]string{}
+	c.change.apply = func(all []v1.Service) error { return s.change(ctx, all, c.starts) }
 	var gone []ref
 	var unconfirmed []podService
 	s.events.begin()
@@ -311,47 +321,57 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		if ok && p.held == nil {
 			p.held = s.holdOfRejected(v, p)
 		}
-		switch {
-		case ok && p.held != nil:
-			starts.held(service.Metadata.Name, p.held)
+		switch stray := pods.adoption.found(service); {
+		case stray || !ok:
+			if v.complete && (stray || vanished(service)) {
+				gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
+			}
+		case p.held != nil:
+			c.starts.held(service.Metadata.Name, p.held)
 			s.events.held(p, pending)
-		case ok && p.unconfirmed && s.confirm != nil && pending:
+		case p.unconfirmed && s.confirm != nil && pending:
 			unconfirmed = append(unconfirmed, p)
-		case ok:
-			admitted[p.uid] = true
-			labels := names.Admit(service.Metadata.Labels, p.labels.set())
-			if !pending && p.sandbox != "" {
-				sandboxes[service.Metadata.Name] = p.sandbox
-			}
-			if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !pending {
-				starts.admitted(service)
-				return nil
-			}
-			if pending {
-				s.log.Info("pod admitted", "pod", p.namespace+"/"+p.name, "reportedByRuntime", p.sandbox != "")
-				s.events.admitted(p, s.missing(v, p))
-			}
-			service.Metadata.Labels, service.Status = labels, nil
-			return change.add(service)
-		case v.complete && vanished(service):
-			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
+		default:
+			return s.admit(&c, p, service)
 		}
 		return nil
 	})
+	if err == nil {
+		err = s.adopt(&c, pods)
+	}
 	if err != nil {
 		return err
 	}
-	s.events.end(admitted)
+	s.events.end(c.admitted)
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
-	pods.remember(s.await, admitted)
-	s.state.forget(sandboxes)
-	if err := change.flush(); err != nil {
+	pods.remember(s.await, c.admitted)
+	s.state.forget(c.sandboxes, pods.adoption.done)
+	if err := c.change.flush(); err != nil {
 		return err
 	}
-	starts.rest()
+	c.starts.rest()
 	return s.remove(ctx, gone)
+}
+
+// admit gives a service the labels of its pod.
+func (s *syncer) admit(c *comparison, p podService, service v1.Service) error {
+	c.admitted[p.uid] = true
+	labels := names.Admit(service.Metadata.Labels, p.labels.set())
+	if !p.pending && p.sandbox != "" {
+		c.sandboxes[service.Metadata.Name] = p.sandbox
+	}
+	if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !p.pending {
+		c.starts.admitted(service)
+		return nil
+	}
+	if p.pending {
+		s.log.Info("pod admitted", "pod", p.namespace+"/"+p.name, "reportedByRuntime", p.sandbox != "")
+		s.events.admitted(p, s.missing(c.view, p))
+	}
+	service.Metadata.Labels, service.Status = labels, nil
+	return c.change.add(service)
 }
 
 // isOf reports whether the container runtime has called the service's pod by the name of this one.

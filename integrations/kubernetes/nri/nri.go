@@ -33,6 +33,7 @@ type Pod struct {
 	Namespace string            `json:"namespace"`
 	Name      string            `json:"name"`
 	UID       string            `json:"uid"`
+	Netns     string            `json:"netns,omitempty"`  // path; empty if the runtime does not name it
 	Labels    map[string]string `json:"labels,omitempty"` // without those that the kubelet and containerd add
 }
 

@@ -156,19 +156,24 @@ func (p *plugin) StopPodSandbox(_ context.Context, s *api.PodSandbox) error {
 
 // hasNetwork reports whether a pod has a network of its own: pods with hostNetwork have neither the namespace nor
 // addresses, and are no services.
-func hasNetwork(s *api.PodSandbox) bool {
+func hasNetwork(s *api.PodSandbox) bool { return netnsOf(s) != "" || len(s.GetIps()) > 0 }
+
+// netnsOf returns the path of the pod's own network namespace. It is empty with hostNetwork, and in some runtimes for
+// sandboxes that have ended.
+func netnsOf(s *api.PodSandbox) string {
 	for _, n := range s.GetLinux().GetNamespaces() {
-		if n.GetType() == "network" && n.GetPath() != "" {
-			return true
+		if n.GetType() == "network" {
+			return n.GetPath()
 		}
 	}
-	return len(s.GetIps()) > 0
+	return ""
 }
 
 func podOf(s *api.PodSandbox) nri.Pod {
 	labels := maps.Clone(s.GetLabels())
 	maps.DeleteFunc(labels, func(key, _ string) bool { return isAdded(key) })
-	return nri.Pod{ID: s.GetId(), Namespace: s.GetNamespace(), Name: s.GetName(), UID: s.GetUid(), Labels: labels}
+	return nri.Pod{ID: s.GetId(), Namespace: s.GetNamespace(), Name: s.GetName(), UID: s.GetUid(), Netns: netnsOf(s),
+		Labels: labels}
 }
 
 // isAdded reports whether a label of a sandbox is none of the pod: the kubelet and containerd add some.

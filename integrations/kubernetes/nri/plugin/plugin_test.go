@@ -121,7 +121,7 @@ func TestStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[string]nri.Pod{"s1": {ID: "s1", Namespace: "shop", Name: "web", UID: "u1",
-		Labels: map[string]string{"app": "web", "io.kubernetes.x": "y"}}}
+		Netns: "/run/netns/cni-s1", Labels: map[string]string{"app": "web", "io.kubernetes.x": "y"}}}
 	if diff := cmp.Diff(want, n.pods()); diff != "" || n.runtime != "nritest v1" {
 		t.Errorf("of runtime %q: %s", n.runtime, diff)
 	}
@@ -198,7 +198,8 @@ func TestSynchronize(t *testing.T) {
 	r.Restart()
 	wait.Until(t, "the plugin is connected again", func() bool { return n.connected() == 2 })
 	got := n.pods()
-	if len(got) != many || got["s77"].Name != "web-77" || got["s77"].Labels["app"] != "web" {
+	if len(got) != many || got["s77"].Name != "web-77" || got["s77"].Labels["app"] != "web" ||
+		got["s77"].Netns != "/run/netns/cni-s77" {
 		t.Errorf("%d pods, %+v", len(got), got["s77"])
 	}
 }
