@@ -3,8 +3,13 @@
 package cluster
 
 import (
+	"fmt"
+	"maps"
 	"os/exec"
 	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // render returns the objects of the chart for the directories of the nodes.
@@ -21,8 +26,8 @@ func (c cluster) render(args ...string) string {
 }
 
 // Nodes without Kerb get it by one apply: containers without privileges. Pods are denied from their first packet, also
-// those that start while the containers are upgraded one node after the other. Uninstalling leaves no pins, links,
-// configurations and states, nor anything in the API server, and pods keep running.
+// those that start while the containers are upgraded one node after the other. Pods that ran before get their modules.
+// Uninstalling leaves no pins, links, configurations and states, nor anything in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
 	everywhere(func(node string) {
@@ -34,14 +39,19 @@ func (c cluster) testChart() {
 	c.do("kubectl", "create", "namespace", "kerb-system")
 	c.do("kubectl", "-n", "kerb-system", "create", "secret", "generic", "kerb-metrics", "--from-literal=token="+token,
 		"--from-file=tls.crt="+runDir+"/n1-server.crt", "--from-file=tls.key="+runDir+"/n1-server.key")
+	old := c.ran(second)
 	c.apply(c.render("--set", "image.repository=kerb.test/earlier"))
 	c.ready()
 	c.scrape(token)
 	c.apply(modules)
+	if earlier() == archive {
+		old.adopted(c)
+	}
 	c.accelerates(second)
 	all := c.start(c.pods())
 	c.onlyOpen(all, 0)
 	all = append(all, c.upgrade()...)
+	old.adopted(c)
 	c.await(all, 0)
 	c.onlyOpen(all, 0)
 
@@ -57,6 +67,9 @@ func (c cluster) testChart() {
 	for _, p := range all {
 		c.passes(c.flood(p, 0).address)
 	}
+	old.denied.continues(c)
+	old.counted.unbroken(c)
+	c.do("kubectl", "delete", "pods", "-l", "test="+ranBefore)
 	if n := c.running(); n != len(all)+nodes { // and the flows
 		c.Errorf("%d of %d pods run", n, len(all)+nodes)
 	}
@@ -65,6 +78,55 @@ func (c cluster) testChart() {
 	}
 	c.delete()
 	c.nothingLeft()
+}
+
+// ranBefore is the label of the pods of ran, which are none of those that others of the test count.
+const ranBefore = "before"
+
+// ran are pods of a node that have run since before Kerb was on it.
+type ran struct {
+	node            string
+	denied, counted *flow
+}
+
+func (c cluster) ran(node string) ran {
+	c.Helper()
+	start := func(app, port string) *flow {
+		manifest := c.manifest(ranBefore+"-"+app, app, node, "flow", port)
+		return c.flowOf(port, strings.Replace(manifest, fmt.Sprintf(`"test": %q`, c.test()),
+			fmt.Sprintf(`"test": %q`, ranBefore), 1))
+	}
+	return ran{node, start("denied", "9981"), start("flow", "9982")}
+}
+
+// adopted waits until the pods have the modules that select them. Nothing arrives then of the one that is denied, and
+// all of the other one.
+func (r ran) adopted(c cluster) {
+	c.Helper()
+	hooks := func() map[string]string {
+		all := map[string]string{}
+		for _, s := range decode[[]v1.Service](c, "on", r.node, "kerb", "get", "services", "-o", "json") {
+			if s.Metadata.Labels["test"] != ranBefore {
+				continue
+			}
+			for _, l := range s.Status.Links {
+				for _, h := range l.Hooks {
+					all[s.Metadata.Labels["app"]+" "+h.Hook] = strings.Join(h.Modules, " ")
+				}
+			}
+		}
+		return all
+	}
+	want := map[string]string{"denied tc-ingress": "deny", "denied tc-egress": "deny", "flow tc-ingress": "count",
+		"flow tc-egress": "count"}
+	patiently(c, "pods that ran before have their modules", func() bool { return maps.Equal(hooks(), want) },
+		func() any { return hooks() })
+	wait.Until(c, "nothing of the denied pod that ran before arrives", func() bool {
+		before := r.denied.arrived()
+		r.counted.continues(c)
+		return r.denied.arrived() == before
+	})
+	r.counted.unbroken(c)
 }
 
 // left returns what of Kerb is on a node. What the kubelet and containerd keep of its pods is below their directories.

@@ -25,6 +25,12 @@ type flow struct {
 func (c cluster) flow(node string) *flow {
 	c.Helper()
 	port := flowPort + strings.TrimPrefix(node, "n")
+	return c.flowOf(port, c.manifest("flow-"+node, "flow", node, "flow", port))
+}
+
+// flowOf starts a pod that sends to a port of the sink.
+func (c cluster) flowOf(port, manifest string) *flow {
+	c.Helper()
 	socket := c.listen(port)
 	c.Cleanup(func() { socket.Close() })
 	f := &flow{}
@@ -40,7 +46,7 @@ func (c cluster) flow(node string) *flow {
 			}
 		}
 	}()
-	if _, err := c.try(c.manifest("flow-"+node, "flow", node, "flow", port), "kubectl", "create", "-f", "-"); err != nil {
+	if _, err := c.try(manifest, "kubectl", "create", "-f", "-"); err != nil {
 		c.Fatal(err)
 	}
 	f.continues(c)
