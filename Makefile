@@ -162,7 +162,9 @@ NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./internal/apply/fa
 	./modules/intercept ./test/accelerator ./test/cluster ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy \
 	./test/soak ./test/systemd ./test/ui
 
-# Four packages at a time, as some wait for seconds and compute nothing.
+# Four packages at a time, as some wait for seconds and compute nothing; those that take longest first.
+UNIT_LONG := ./integrations/kubernetes/node ./integrations/oakestra ./internal/cli ./internal/oci ./internal/server ./internal/store \
+	./internal/pkgs ./internal/memtrim ./internal/samples ./test/repository
 UNIT := KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 4 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged)
 
 ifdef PKG
@@ -170,7 +172,7 @@ unit: bpf
 	$(UNIT) $(if $(RUN),-count=1 -run '$(RUN)') $(PKG)
 else
 unit: bpf ## Test: the tests that need no root, in a minute; or PKG=./internal/plan RUN=TestName
-	$(UNIT) $$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
+	$(UNIT) $(UNIT_LONG) $$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
 endif
 
 ifdef PKG
