@@ -66,27 +66,15 @@ static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct p
 	return 0;
 }
 
-/* Room in the ring buffer has a size that the verifier knows: the smallest of three that holds the
+/* The verifier requires a constant size in the ring buffer: the smallest of three that holds the
  * frame. */
-#define PX_SEND(size)                                                                             \
-	do {                                                                                      \
-		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));         \
-		if (!e)                                                                           \
-			return -1;                                                                \
-		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, \
-				     in this form */                                              \
-		if (len < ETH_HLEN) {                                                             \
-			kerb_event_discard(e);                                                    \
-			return -1;                                                                \
-		}                                                                                 \
-		kerb_opaque(len);                                                                 \
-		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {             \
-			kerb_event_discard(e);                                                    \
-			return -1;                                                                \
-		}                                                                                 \
-		px_request_fill(pkt, w, e, len);                                                  \
-		kerb_event_submit(e, 0);                                                          \
-		return 0;                                                                         \
+#define PX_SEND(size)                                                  \
+	do {                                                           \
+		struct px_unknown *e;                                  \
+		KERB_EVENT_RESERVE_FRAME(e, &unknown, pkt, len, size); \
+		px_request_fill(pkt, w, e, len);                       \
+		kerb_event_submit(e, 0);                               \
+		return 0;                                              \
 	} while (0)
 
 /* Without the frame. */

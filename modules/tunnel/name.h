@@ -38,33 +38,21 @@ static __always_inline int tun_hold_count(const struct tun_sender_key *key, __u3
 	return 0;
 }
 
-/* Room in the ring buffer has a size that the verifier knows: the smaller one of two that holds the
+/* The verifier requires a constant size in the ring buffer: the smaller one of two that holds the
  * frame. */
-#define TUN_SEND(size)                                                                            \
-	do {                                                                                      \
-		struct tun_stranger *e = kerb_event_reserve(&strangers, sizeof(*e) + (size));     \
-		if (!e)                                                                           \
-			return -1;                                                                \
-		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, \
-				     in this form */                                              \
-		if (len < ETH_HLEN) {                                                             \
-			kerb_event_discard(e);                                                    \
-			return -1;                                                                \
-		}                                                                                 \
-		kerb_opaque(len);                                                                 \
-		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {             \
-			kerb_event_discard(e);                                                    \
-			return -1;                                                                \
-		}                                                                                 \
-		e->ifindex = pkt->ifindex;                                                        \
-		e->len = len;                                                                     \
-		e->tos = tos;                                                                     \
-		e->partial = kerb_is_partial(pkt);                                                \
-		e->key = *key;                                                                    \
-		e->to = *to;                                                                      \
-		e->port = port;                                                                   \
-		kerb_event_submit(e, 0);                                                          \
-		return 0;                                                                         \
+#define TUN_SEND(size)                                                   \
+	do {                                                             \
+		struct tun_stranger *e;                                  \
+		KERB_EVENT_RESERVE_FRAME(e, &strangers, pkt, len, size); \
+		e->ifindex = pkt->ifindex;                               \
+		e->len = len;                                            \
+		e->tos = tos;                                            \
+		e->partial = kerb_is_partial(pkt);                       \
+		e->key = *key;                                           \
+		e->to = *to;                                             \
+		e->port = port;                                          \
+		kerb_event_submit(e, 0);                                 \
+		return 0;                                                \
 	} while (0)
 
 /* Without the frame. */

@@ -109,6 +109,31 @@ static __always_inline void kerb_event_discard(void *event)
 	bpf_ringbuf_discard(event, 0);
 }
 
+#ifdef KERB_HOOK_TC
+
+/* Reserves an event of a type whose last member is `__u8 frame[]`, and copies the frame of *pkt to
+ * it. len: a variable with the length of the frame; size: a constant, at least len. Returns from
+ * the caller with -1 if the event is lost. The comparisons are for the verifier of Linux 6.1: at
+ * this place, in this form. */
+#define KERB_EVENT_RESERVE_FRAME(event, ring, pkt, len, size)                                   \
+	do {                                                                                    \
+		(event) = kerb_event_reserve(ring, sizeof(*(event)) + (size));                  \
+		if (!(event))                                                                   \
+			return -1;                                                              \
+		kerb_opaque(len);                                                               \
+		if ((len) < ETH_HLEN) {                                                         \
+			kerb_event_discard(event);                                              \
+			return -1;                                                              \
+		}                                                                               \
+		kerb_opaque(len);                                                               \
+		if ((len) > (size) || bpf_skb_load_bytes((pkt)->ctx, 0, (event)->frame, len)) { \
+			kerb_event_discard(event);                                              \
+			return -1;                                                              \
+		}                                                                               \
+	} while (0)
+
+#endif
+
 /* Returns flags for kerb_event_flags() and kerb_event_submit() that wake the reader only when at
  * least bytes are unread, which saves wake-ups at high rates. The reader must poll for the rest, as
  * sdk.Events does. */
