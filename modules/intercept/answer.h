@@ -22,15 +22,7 @@ struct {
 __attribute__((noinline)) int icpt_reply_create(kerb_ctx *ctx, __u32 offsets, __u32 kind,
 						__u32 l4_len, __u32 len)
 {
-	struct kerb_pkt pkt = { .ctx = ctx,
-				.l3 = offsets & 0xffff,
-				.l4 = offsets >> 16,
-				.ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX),
-				.len = len,
-				.family = kind >> 8,
-				.proto = kind >> 16,
-				.flags = kind >> 24,
-				.l4_len = l4_len };
+	struct kerb_pkt pkt = ICPT_UNPACK_PKT(ctx, offsets, kind, l4_len, len);
 	__u32 half = !!(kind & ICPT_HALF), class = (kind & 0x7f) + half * ICPT_CLASSES;
 	struct rsp_request r = { .req.pkt = &pkt, .half = half };
 	int verdict;
@@ -64,9 +56,7 @@ static __always_inline __u32 icpt_len(kerb_ctx *ctx)
 
 static __always_inline int icpt_reply(struct kerb_pkt *pkt, __u32 class, __u64 *answered)
 {
-	int verdict = icpt_reply_create(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-					class | pkt->family << 8 | pkt->proto << 16 |
-						(__u32)pkt->flags << 24,
+	int verdict = icpt_reply_create(pkt->ctx, ICPT_OFFSETS(pkt), ICPT_KIND(pkt, class),
 					pkt->l4_len, pkt->len);
 
 	kerb_reload(pkt);

@@ -328,6 +328,24 @@ static __always_inline void icpt_key_fill_transport(struct icpt_key *k, __u32 l4
 /* Flag in the byte of the direction or of the class: the half of the packet is 1. */
 #define ICPT_HALF 0x80
 
+/* Arguments of global functions, which take scalars and the context only: offsets and kind of a
+ * packet, as for icpt_classify, and the packet context of them. low: the low byte of kind. */
+#define ICPT_OFFSETS(pkt) ((pkt)->l3 | (pkt)->l4 << 16)
+#define ICPT_KIND(pkt, low) \
+	((low) | (pkt)->family << 8 | (pkt)->proto << 16 | (__u32)(pkt)->flags << 24)
+#define ICPT_UNPACK_PKT(c, offsets, kind, l4_length, length)    \
+	{                                                       \
+		.ctx = c,                                       \
+		.l3 = (offsets) & 0xffff,                       \
+		.l4 = (offsets) >> 16,                          \
+		.ifindex = kerb_ctx_field(c, KERB_CTX_IFINDEX), \
+		.len = length,                                  \
+		.family = (kind) >> 8,                          \
+		.proto = (kind) >> 16,                          \
+		.flags = (kind) >> 24,                          \
+		.l4_len = l4_length,                            \
+	}
+
 /* Returns the class of an IP packet: ICPT_FOUND, or ICPT_NONE. A global function of numbers and the
  * context only, so that the verifier checks it once, independently of its callers. offsets: l3 in
  * bits 0 to 15, l4 in bits 16 to 31. kind: direction and ICPT_HALF, family, protocol and flags, a

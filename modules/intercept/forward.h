@@ -250,15 +250,7 @@ static __always_inline __u64 icpt_packet_send(struct kerb_pkt *pkt, const struct
 __attribute__((noinline)) __u64 icpt_route(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len,
 					   __u32 len)
 {
-	struct kerb_pkt pkt = { .ctx = ctx,
-				.l3 = offsets & 0xffff,
-				.l4 = offsets >> 16,
-				.ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX),
-				.len = len,
-				.family = kind >> 8,
-				.proto = kind >> 16,
-				.flags = kind >> 24,
-				.l4_len = l4_len };
+	struct kerb_pkt pkt = ICPT_UNPACK_PKT(ctx, offsets, kind, l4_len, len);
 	struct icpt_table *t = icpt_table(!!(kind & ICPT_HALF));
 	__u32 class = kind & (ICPT_CLASSES - 1);
 	struct bpf_fib_lookup fib = {};
@@ -290,10 +282,8 @@ static __always_inline int icpt_forward(struct kerb_pkt *pkt, const struct icpt_
 					struct icpt_counts *n)
 {
 	__u32 class = k->class | k->half * ICPT_HALF;
-	__u64 outcome =
-		icpt_route(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-			   class | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
-			   pkt->l4_len, pkt->len);
+	__u64 outcome = icpt_route(pkt->ctx, ICPT_OFFSETS(pkt), ICPT_KIND(pkt, class), pkt->l4_len,
+				   pkt->len);
 	__u64 why = outcome >> 8 & 0xff;
 
 	kerb_reload(pkt);

@@ -109,10 +109,9 @@ static __always_inline int icpt_packet_process(struct kerb_pkt *pkt, __u32 direc
 		icpt_controls_drain(rung, f.half);
 	if (!pkt->family)
 		return KERB_NEXT;
-	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-			      direction | f.half * ICPT_HALF | pkt->family << 8 | pkt->proto << 16 |
-				      (__u32)pkt->flags << 24,
-			      pkt->l4_len, kerb_label(pkt));
+	found = icpt_classify(pkt->ctx, ICPT_OFFSETS(pkt),
+			      ICPT_KIND(pkt, direction | f.half * ICPT_HALF), pkt->l4_len,
+			      kerb_label(pkt));
 	return icpt_found_load(&f, pkt, found) ? icpt_action_apply(pkt, &f, direction) : KERB_NEXT;
 }
 
