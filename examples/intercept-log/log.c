@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* intercept-log MODULE CLASS: writes a line for each packet of a class, and how the class does when
- * it ends.
+/* intercept-log MODULE CLASS: prints a line for each packet of a class, and statistics at exit.
  *
  *	make -C lib/intercept
  *	cc -Ilib/intercept -o intercept-log examples/intercept-log/log.c
@@ -20,7 +19,7 @@ static volatile sig_atomic_t stopped;
 
 static void stop(int signal) { stopped = signal; }
 
-/* addresses writes source and destination of an IP packet. */
+/* addresses formats source and destination address of an IP packet. */
 static void addresses(const struct kerb_packet *p, char *text, size_t size)
 {
 	bool six = p->flags & KERB_PACKET_IP6;
@@ -60,7 +59,7 @@ int main(int argc, char **argv)
 		fputs("usage: intercept-log MODULE CLASS\n", stderr);
 		return 2;
 	}
-	sigaction(SIGINT, &action, NULL); /* without SA_RESTART: the wait ends */
+	sigaction(SIGINT, &action, NULL); /* without SA_RESTART, so that receive returns -EINTR */
 	sigaction(SIGTERM, &action, NULL);
 	n = kerb_intercept_open(&k, argv[1], argv[2], NULL);
 	if (n) {

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps the pendulum upright: push = 2 pole^2 angle + 2 pole speed, which would put both poles to
- * -pole if there were no delay. It also works on the LOG messages that come to its port.
+/* The controller of the pendulum: push = 2 pole^2 angle + 2 pole speed, which places both poles of
+ * the closed loop at -pole if there is no delay. It also processes the LOG messages to its port.
  *
  *	controller [-p POLE] [-l US] [-f FIFO] [-a]
  *	controller [-p POLE] [-l US] [-f FIFO] -m MODULE [-c CLASS] [-L CLASS]
  *		   [-w adaptive|spin|sleep]
  *
- * Without -m, all messages go by one socket, in the order in which they come. -a: reads ahead what
- * the socket has, and answers the states in it before it works on the LOG messages.
- * With -m, states come by a class of the module intercept, and LOG messages by another one, to a
- * thread of their own; the socket is for answers. -l: CPU time that each LOG message takes. */
+ * Without -m, all messages are received by one socket, in the order of their arrival. -a: first
+ * reads all messages that are in the socket's buffer and answers the states among them, then
+ * processes the LOG messages. With -m, states are received by a class of the module intercept, and
+ * LOG messages by another class in a separate thread; the socket only sends answers. -l: CPU time
+ * that a LOG message takes, us. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -25,7 +26,7 @@
 #include "kerb_intercept.h"
 #include "pendulum.h"
 
-enum { LONGEST = 128, AHEAD = 1024 /* LOG messages that -a keeps; further ones are discarded */ };
+enum { MESSAGE_MAX = 128, QUEUE_MAX = 1024 /* LOG messages that -a queues; more are discarded */ };
 
 struct settings {
 	double pole;
@@ -36,8 +37,9 @@ struct settings {
 	bool ahead;
 };
 
-/* force_of is the answer to a state, or false if the packet is none. */
-static bool force_of(const struct settings *s, const void *payload, size_t size, struct force *f)
+/* force_compute computes the answer to a state. Returns false if the payload is not a state. */
+static bool force_compute(const struct settings *s, const void *payload, size_t size,
+			  struct force *f)
 {
 	struct state state;
 
@@ -58,32 +60,33 @@ static int64_t cpu_time(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* work_on_log takes the CPU as long as it would to parse, compress and store a message. */
-static void work_on_log(const struct settings *s)
+/* log_process uses as much CPU time as to parse, compress and store a message. */
+static void log_process(const struct settings *s)
 {
 	for (int64_t begin = cpu_time(); cpu_time() - begin < s->log_us * 1000;)
 		;
 }
 
-/* answer returns false if the message is no state. */
-static bool answer(const struct settings *s, const char *bytes, ssize_t n,
-		   const struct sockaddr_in *to)
+/* state_answer answers a state. Returns false if the message is not a state. */
+static bool state_answer(const struct settings *s, const char *bytes, ssize_t n,
+			 const struct sockaddr_in *to)
 {
 	struct force force;
 
-	if (n < 0 || !force_of(s, bytes, (size_t)n, &force))
+	if (n < 0 || !force_compute(s, bytes, (size_t)n, &force))
 		return false;
 	sendto(s->socket, &force, sizeof(force), 0, (const void *)to, sizeof(*to));
 	return true;
 }
 
-/* by_socket has at most `ahead` LOG messages that wait: with 0 each is worked on as it comes. */
-static int by_socket(const struct settings *s)
+/* run_socket receives by the socket. `waiting`: queued LOG messages; without -a each is processed
+ * at once. */
+static int run_socket(const struct settings *s)
 {
 	for (int waiting = 0;;) {
 		struct sockaddr_in from;
 		socklen_t length = sizeof(from);
-		char bytes[LONGEST];
+		char bytes[MESSAGE_MAX];
 		ssize_t n = recvfrom(s->socket, bytes, sizeof(bytes), waiting ? MSG_DONTWAIT : 0,
 				     (void *)&from, &length);
 
@@ -91,23 +94,23 @@ static int by_socket(const struct settings *s)
 			perror("controller");
 			return 1;
 		}
-		if (n >= 0 && !answer(s, bytes, n, &from) && waiting < AHEAD)
+		if (n >= 0 && !state_answer(s, bytes, n, &from) && waiting < QUEUE_MAX)
 			waiting++;
 		if (waiting && (n < 0 || !s->ahead)) {
-			work_on_log(s);
+			log_process(s);
 			waiting--;
 		}
 	}
 }
 
-static int failed(void)
+static int print_error(void)
 {
 	fprintf(stderr, "controller: %s\n", kerb_intercept_error());
 	return 1;
 }
 
-/* log_by_kerb is a thread at the process's own priority. */
-static void *log_by_kerb(void *arg)
+/* log_thread processes LOG messages, at the priority of the process. */
+static void *log_thread(void *arg)
 {
 	const struct kerb_intercept_options options = { .wait = KERB_WAIT_SLEEP, .keep = true };
 	const struct settings *s = arg;
@@ -116,15 +119,15 @@ static void *log_by_kerb(void *arg)
 	int n;
 
 	if (kerb_intercept_open(&k, s->module, s->log_class, &options))
-		exit(failed());
+		exit(print_error());
 	while ((n = kerb_intercept_receive(k, &p, 1, -1)) >= 0 || n == -EINTR) {
 		if (n == 1)
-			work_on_log(s);
+			log_process(s);
 	}
-	exit(failed());
+	exit(print_error());
 }
 
-static int by_kerb(struct settings *s)
+static int run_kerb(struct settings *s)
 {
 	struct kerb_intercept *k;
 	struct kerb_packet p;
@@ -132,18 +135,18 @@ static int by_kerb(struct settings *s)
 	pthread_t thread;
 	int n;
 
-	if (s->log_class && pthread_create(&thread, NULL, log_by_kerb, s)) {
+	if (s->log_class && pthread_create(&thread, NULL, log_thread, s)) {
 		perror("controller: thread");
 		return 1;
 	}
 	if (kerb_intercept_open(&k, s->module, s->class_name, &s->options) ||
 	    kerb_intercept_socket(k, s->socket))
-		return failed();
+		return print_error();
 	while ((n = kerb_intercept_receive(k, &p, 1, -1)) >= 0 || n == -EINTR) {
-		if (n == 1 && force_of(s, p.frame + p.payload, p.caplen - p.payload, &force))
+		if (n == 1 && force_compute(s, p.frame + p.payload, p.caplen - p.payload, &force))
 			kerb_intercept_reply(k, &p, &force, sizeof(force));
 	}
-	return failed();
+	return print_error();
 }
 
 static enum kerb_wait wait_of(const char *name)
@@ -193,5 +196,5 @@ int main(int argc, char **argv)
 	}
 	puts("ready");
 	fflush(stdout);
-	return s.module ? by_kerb(&s) : by_socket(&s);
+	return s.module ? run_kerb(&s) : run_socket(&s);
 }

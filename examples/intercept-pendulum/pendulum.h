@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plant, sensors and controller send, in network byte order. Angle, speed and push are whole
- * numbers of 2^-16, so that the kernel can compute with them, too (module.yaml, fallback). */
+/* The messages of plant, sensors and controller, in network byte order. Angle, speed and push are
+ * fixed-point numbers with 16 fractional bits, so that the kernel can compute with them, too
+ * (module.yaml, fallback). */
 #pragma once
 
 #include <arpa/inet.h>
@@ -8,21 +9,21 @@
 #include <stdint.h>
 #include <time.h>
 
-#define PORT 5005 /* of the controller */
+#define PORT 5005 /* of the controller, UDP */
 
-struct state { /* plant to controller: "CTRL" is what the class matches */
+struct state { /* plant to controller; kind is "CTRL", which the class matches */
 	char kind[4];
 	uint32_t step;
 	uint32_t angle, speed; /* rad, rad/s; 0 is upright */
 };
 
-struct log_message { /* other sensors to controller, at the same port */
+struct log_message {  /* sensors to the same port of the controller */
 	char kind[4]; /* "LOG " */
 	uint32_t number;
 	char text[56];
 };
 
-struct force { /* the answer: angular acceleration of the pivot, rad/s^2 */
+struct force { /* the answer; push: angular acceleration of the pivot, rad/s^2 */
 	uint32_t step;
 	uint32_t push;
 };
@@ -34,8 +35,8 @@ static inline uint32_t to_fixed(double value)
 
 static inline double from_fixed(uint32_t value) { return (int32_t)ntohl(value) / 65536.0; }
 
-/* Sleeps until the next step, ns (below a second) after the last one. Steps that could not be taken
- * in time are skipped: a sensor does not repeat an old value. */
+/* Sleeps until the next step, ns (below 1 s) after the previous one. Missed steps are skipped, as a
+ * sensor does not repeat old values. */
 static inline void next_step(struct timespec *t, long ns)
 {
 	struct timespec now;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Every
- * millisecond it sends its state to the controller, and is pushed as the last answer says. It
- * stands while answers come in time: with this controller, up to a delay of about 0.6/pole, 6 ms.
- * Its clock stops while this process does not run, so that only the controller's delay counts.
+/* The plant, an inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Each
+ * millisecond it sends its state to the controller, and applies the push of the latest answer. It
+ * stays upright while answers are in time: with this controller, up to a delay of about 0.6/pole, 6
+ * ms. Its clock stops while this process does not run, so that only the delay of the controller
+ * counts.
  *
  *	plant [-p POLE] [-t SECONDS] [-d MS] [CONTROLLER]
  *
- * -d: answers take effect so much later, to see how it falls. Exits with 0 if it stood all the
- * time, 1 if it fell. */
+ * -d: delays answers by so many ms, to make it fall. Exits with 0 if it stayed upright, 1 if it
+ * fell. */
 #include <arpa/inet.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,18 +22,21 @@
 
 #define STEP 0.001   /* s */
 #define FALLEN 0.5   /* rad */
-#define GUST 0.02    /* rad/s at most, every step */
-#define ANSWERS 1024 /* remembered, a power of two */
+#define GUST	0.02  /* the maximum per step, rad/s */
+#define ANSWERS 1024  /* answers that are stored, a power of two */
 
 struct pendulum {
 	uint32_t step;
 	double angle, speed;
 };
 
-static double uniform(void) { return (double)random() / (double)RAND_MAX * 2 - 1; }
+static double random_uniform(void)
+{
+	return (double)random() / (double)RAND_MAX * 2 - 1;
+}
 
-/* listen_to takes the answers that have come, and returns how many. */
-static uint32_t listen_to(int socket, struct force *answers)
+/* answers_receive reads all pending answers, and returns their number. */
+static uint32_t answers_receive(int socket, struct force *answers)
 {
 	struct force f;
 	uint32_t n = 0;
@@ -44,8 +48,8 @@ static uint32_t listen_to(int socket, struct force *answers)
 	return n;
 }
 
-/* newest is the last answer up to a step, or none. */
-static struct force newest(const struct force *answers, uint32_t step)
+/* answer_lookup returns the latest answer up to a step, or a push of 0. */
+static struct force answer_lookup(const struct force *answers, uint32_t step)
 {
 	for (uint32_t i = 0; i < ANSWERS && i < step; i++)
 		if (answers[(step - i) % ANSWERS].step == step - i)
@@ -53,17 +57,17 @@ static struct force newest(const struct force *answers, uint32_t step)
 	return (struct force){ 0 };
 }
 
-static void move(struct pendulum *s, double push, double pole)
+static void pendulum_move(struct pendulum *s, double push, double pole)
 {
 	for (int i = 0; i < 10; i++) { /* semi-implicit Euler, 0.1 ms */
 		s->speed += (pole * pole * sin(s->angle) - push * cos(s->angle)) * STEP / 10;
 		s->angle += s->speed * STEP / 10;
 	}
-	s->speed += GUST * uniform();
+	s->speed += GUST * random_uniform();
 	s->step++;
 }
 
-static void tell(int socket, const struct pendulum *p)
+static void state_send(int socket, const struct pendulum *p)
 {
 	struct state s = { .kind = { 'C', 'T', 'R', 'L' },
 			   .step = htonl(p->step),
@@ -103,15 +107,15 @@ int main(int argc, char **argv)
 	}
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	while (s.step < seconds / STEP && fabs(s.angle) < FALLEN) {
-		tell(fd, &s);
+		state_send(fd, &s);
 		next_step(&t, STEP * 1e9);
-		answered += listen_to(fd, answers);
-		struct force f = newest(answers, s.step > delay ? s.step - delay : 0);
+		answered += answers_receive(fd, answers);
+		struct force f = answer_lookup(answers, s.step > delay ? s.step - delay : 0);
 
 		if (f.step && s.step - f.step > lag)
 			lag = s.step - f.step;
 		worst = fmax(worst, fabs(s.angle));
-		move(&s, from_fixed(f.push), pole);
+		pendulum_move(&s, from_fixed(f.push), pole);
 	}
 	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms, %u of %u states answered\n",
 	       fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The box's other sensors: LOG messages to the controller's port, until it is stopped.
+/* The other sensors of the device: they send LOG messages to the controller's port until stopped.
  *
  *	sensors [-r MESSAGES-PER-SECOND] [CONTROLLER] */
 #include <arpa/inet.h>
@@ -11,7 +11,7 @@
 
 #include "pendulum.h"
 
-#define STEP 1000000 /* ns: what is due leaves every millisecond */
+#define STEP 1000000 /* ns between batches */
 
 int main(int argc, char **argv)
 {
@@ -41,7 +41,8 @@ int main(int argc, char **argv)
 	for (uint32_t number = 0;; next_step(&t, STEP)) {
 		for (int i = 0; i < rate / 1000; i++) {
 			message.number = htonl(number++);
-			send(fd, &message, sizeof(message), 0); /* a lost one is not repeated */
+			send(fd, &message, sizeof(message),
+			     0); /* errors are ignored: no retransmission */
 		}
 	}
 }

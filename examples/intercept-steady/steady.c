@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* intercept-steady MODULE CLASS [US]: answers each UDP packet of a class with its own payload, US
- * (2000) after the kernel has seen it, whatever the delay of this program. The interface needs a
- * queueing discipline that keeps to launch times:
+/* intercept-steady MODULE CLASS [US]: answers each UDP packet of a class with its payload, exactly
+ * US (2000) us after the data plane saw it, regardless of the delay of this program. The interface
+ * needs a queueing discipline that supports launch times (SO_TXTIME):
  *
  *	tc qdisc replace dev eth0 root fq
  *	make -C lib/intercept
@@ -24,7 +24,7 @@ static void stop(int signal)
 	stopped = signal;
 }
 
-/* size is that of the payload: short frames are filled up behind it. */
+/* size returns the length of the payload, without the padding of a short frame. */
 static size_t size(const struct kerb_packet *p)
 {
 	const uint8_t *udp = p->frame + p->l4;
@@ -37,7 +37,8 @@ static void answer(struct kerb_intercept *k, const struct kerb_packet *p, uint64
 {
 	struct kerb_peer peer;
 
-	/* a peer has been found: the UDP header is there, and its length is no less than it */
+	/* once kerb_intercept_peer succeeds, the UDP header is complete, and its length at least
+	 * 8 */
 	if (kerb_intercept_peer(p, &peer) ||
 	    kerb_intercept_send_at(k, &peer, p->frame + p->payload, size(p), p->sent + after))
 		fprintf(stderr, "%s\n", kerb_intercept_error());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* A store of values of 8 bytes by keys of 7. Requests and replies have 16 bytes: a letter, the key,
- * the value. Requests: G gets, S sets. Replies: V has the value, N says that there is none. */
+/* A key-value store over UDP, with keys of 7 bytes and values of 8. Requests and replies have 16
+ * bytes: an operation, the key, the value. Requests: G gets, S sets. Replies: V with the value, N
+ * if there is none. */
 #include <stdbool.h>
 #include <kerb/respond.h>
 
@@ -15,7 +16,7 @@ struct message {
 	__u64 value;
 };
 
-/* The data plane writes it. When it is full, the key that was not used for longest goes. */
+/* Written by the data plane. When it is full, the least recently used key is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -23,7 +24,7 @@ struct {
 	__type(value, __u64);
 } values SEC(".maps");
 
-/* Whether the request can be answered: else it is left to the stack. */
+/* Returns whether the packet is a request that can be answered; others pass. */
 static __always_inline bool kv_is_request(struct kerb_request *r, struct kerb_pkt *pkt)
 {
 	struct udphdr *udp = kerb_udp(pkt);
@@ -31,8 +32,8 @@ static __always_inline bool kv_is_request(struct kerb_request *r, struct kerb_pk
 
 	if (!udp || udp->dest != bpf_htons(port))
 		return false;
-	kerb_forget(
-		pkt); /* the verifier follows the rest once, not for each way through the parser */
+	/* so that the verifier walks the rest once, not for each path through the parser */
+	kerb_forget(pkt);
 	if (kerb_request_read(r, pkt, udp))
 		return false;
 	if (r->len != sizeof(struct message))
@@ -41,7 +42,7 @@ static __always_inline bool kv_is_request(struct kerb_request *r, struct kerb_pk
 	return !fault || (partial && fault == KERB_REQUEST_PARTIAL);
 }
 
-/* Makes a request its reply; false if it is none of ours. */
+/* Executes a request and turns it into its reply. Returns false if it is not valid. */
 static __always_inline bool kv_execute(struct message *m)
 {
 	__u8 op = m->op;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* A token bucket for each interface and direction. A token is a second of waiting at a rate of one
- * packet per second, in nanoseconds: waiting earns elapsed time * rate, so that no rate is rounded
- * and nothing is divided. */
+/* A token bucket for each interface and direction. A token is 10^9 units, and each ns adds `rate`
+ * units, so that rates are exact and no division is needed. */
 #include <stdbool.h>
 #include <kerb/module.h>
 
@@ -12,8 +11,8 @@ KERB_CONFIG(__u64, burst, 100);
 
 #define OVER_LIMIT KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
 #define TOKEN	   1000000000ULL
-/* ns that are credited at once: times the highest rate it fits 64 bits */
-#define LONGEST	   (1ULL << 38)
+/* the most ns that are credited at once: times the highest rate, this fits 64 bits */
+#define MAX_ELAPSED (1ULL << 38)
 
 enum direction { FROM_SERVICE, TO_SERVICE };
 
@@ -23,12 +22,12 @@ struct place {
 
 struct bucket {
 	struct bpf_spin_lock lock;
-	__u64 credit; /* in TOKEN */
-	__u64 last;   /* when credit was right, ns since boot */
+	__u64 credit; /* in units of 1 / TOKEN */
+	__u64 last;   /* time of the last update of credit, ns since boot */
 };
 
-/* Full when it is new: it is a config map, so that a new configuration begins with full buckets,
- * and those of interfaces that have vanished go. */
+/* A config map (maps.config in kerb.yaml), so that a new configuration starts with full buckets,
+ * and buckets of removed interfaces disappear. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -36,7 +35,8 @@ struct {
 	__type(value, struct bucket);
 } buckets SEC(".maps");
 
-static __always_inline struct bucket *bucket_of(struct kerb_pkt *pkt, __u32 direction, __u64 now)
+static __always_inline struct bucket *bucket_lookup(struct kerb_pkt *pkt, __u32 direction,
+						    __u64 now)
 {
 	struct place place = {.ifindex = pkt->ifindex, .direction = direction};
 	struct bucket *found = bpf_map_lookup_elem(&buckets, &place);
@@ -44,22 +44,23 @@ static __always_inline struct bucket *bucket_of(struct kerb_pkt *pkt, __u32 dire
 
 	if (found)
 		return found;
-	/* another CPU's bucket, if it was first, is as good */
+	/* fails if another CPU was first: its bucket is used then */
 	bpf_map_update_elem(&buckets, &place, &full, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&buckets, &place);
 }
 
-/* Takes a token. Time that has not been credited yet, beyond LONGEST, stays for the next packet. */
-static __always_inline bool take(struct bucket *b, __u64 now)
+/* Takes a token. Returns false if there is none. Time beyond MAX_ELAPSED is credited by the next
+ * packet. */
+static __always_inline bool token_take(struct bucket *b, __u64 now)
 {
 	bool taken = false;
 	__u64 elapsed;
 
 	bpf_spin_lock(&b->lock);
-	/* another CPU may have examined the clock later and come first */
+	/* another CPU may have read the clock later, but updated the bucket first */
 	elapsed = now > b->last ? now - b->last : 0;
-	if (elapsed > LONGEST)
-		elapsed = LONGEST;
+	if (elapsed > MAX_ELAPSED)
+		elapsed = MAX_ELAPSED;
 	b->last += elapsed;
 	b->credit += elapsed * rate;
 	if (b->credit > burst * TOKEN)
@@ -72,22 +73,22 @@ static __always_inline bool take(struct bucket *b, __u64 now)
 	return taken;
 }
 
-/* The exact clock: the coarse one of kerb_now() stands still for milliseconds, in which a small
- * bucket runs dry. */
-static __always_inline int limit(struct kerb_pkt *pkt, __u32 direction)
+/* Not kerb_now(): that clock advances once per tick, several ms, in which a small bucket would run
+ * empty. */
+static __always_inline int rate_limit(struct kerb_pkt *pkt, __u32 direction)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct bucket *b = bucket_of(pkt, direction, now);
+	struct bucket *b = bucket_lookup(pkt, direction, now);
 
-	return !b || take(b, now) ? KERB_NEXT : kerb_drop(pkt, OVER_LIMIT);
+	return !b || token_take(b, now) ? KERB_NEXT : kerb_drop(pkt, OVER_LIMIT);
 }
 
 KERB_EGRESS(pkt)
 {
-	return limit(pkt, FROM_SERVICE);
+	return rate_limit(pkt, FROM_SERVICE);
 }
 
 KERB_INGRESS(pkt)
 {
-	return limit(pkt, TO_SERVICE);
+	return rate_limit(pkt, TO_SERVICE);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* Counts packets by protocol and destination port, and sends an event for each packet to a watched
- * port. control.py reads both, and knows the layouts below. */
+ * port. control.py reads both, and depends on the layouts below. */
 #include <kerb/module.h>
 
 KERB_LICENSE("Dual BSD/GPL");
@@ -23,7 +23,7 @@ struct event {
 	__u32 unused;
 };
 
-/* The ports seen least recently go when it is full. */
+/* When it is full, the least recently seen ports are evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -31,7 +31,7 @@ struct {
 	__type(value, struct count);
 } counts SEC(".maps");
 
-/* Config: ports with events. Sized and filled by the control plane. */
+/* Ports with events. A config map: the control plane sets its size and fills it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -41,7 +41,7 @@ struct {
 
 KERB_EVENTS(events, 1 << 18);
 
-static __always_inline void count(struct kerb_pkt *pkt, const struct port *port)
+static __always_inline void port_count(struct kerb_pkt *pkt, const struct port *port)
 {
 	struct count *c = bpf_map_lookup_elem(&counts, port), none = {};
 
@@ -55,7 +55,7 @@ static __always_inline void count(struct kerb_pkt *pkt, const struct port *port)
 	}
 }
 
-static __always_inline void tell(struct kerb_pkt *pkt, const struct port *port)
+static __always_inline void event_send(struct kerb_pkt *pkt, const struct port *port)
 {
 	struct event e = {.time = kerb_now(), .ifindex = pkt->ifindex, .len = pkt->len};
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
@@ -71,7 +71,7 @@ static __always_inline void tell(struct kerb_pkt *pkt, const struct port *port)
 	kerb_event(&events, &e, sizeof(e));
 }
 
-static __always_inline int look(struct kerb_pkt *pkt)
+static __always_inline int packet_count(struct kerb_pkt *pkt)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
 	struct udphdr *udp = kerb_udp(pkt);
@@ -83,18 +83,18 @@ static __always_inline int look(struct kerb_pkt *pkt)
 		port.number = bpf_ntohs(udp->dest);
 	else
 		return KERB_NEXT;
-	count(pkt, &port);
+	port_count(pkt, &port);
 	if (bpf_map_lookup_elem(&watched, &port.number))
-		tell(pkt, &port);
+		event_send(pkt, &port);
 	return KERB_NEXT;
 }
 
 KERB_EGRESS(pkt)
 {
-	return look(pkt);
+	return packet_count(pkt);
 }
 
 KERB_INGRESS(pkt)
 {
-	return look(pkt);
+	return packet_count(pkt);
 }

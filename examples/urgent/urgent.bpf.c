@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Sensors send their value, a number of 4 bytes, over UDP and IPv4. Labels those that have jumped
- * since the sensor's last one, so that a class of intercept delivers them before all others. */
+/* Sensors send their value, a number of 4 bytes in network byte order, over UDP and IPv4. Labels
+ * packets whose value differs from the sensor's previous one by more than `jump`, so that a class
+ * of intercept delivers them before all others. */
 #include <kerb/deliver.h>
 
 KERB_LICENSE("Dual BSD/GPL");
@@ -10,8 +11,7 @@ KERB_CONFIG(__u32, jump, 100);
 
 #define URGENT 1 /* match: {label: 1} */
 
-/* The data plane writes it: last values by source. The sensor that was silent for longest goes when
- * it is full. */
+/* The last value by source address. When it is full, the least recently used sensor is evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -19,7 +19,7 @@ struct {
 	__type(value, __u32);
 } last SEC(".maps");
 
-/* The first value of a sensor is none that has jumped. */
+/* Returns whether the value has jumped; the first value of a sensor has not. */
 static __always_inline int urgent_is_jump(__be32 sensor, __u32 value)
 {
 	__u32 *before = bpf_map_lookup_elem(&last, &sensor), old = before ? *before : value;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
-/* Has a model judge each IP packet by three features, and drops what is not of its first class. */
+/* Classifies each IP packet by a model with three features, and drops packets that are not of its
+ * first class. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include <kerb/infer.h>
 
 KERB_LICENSE("Dual BSD/GPL");
 
-#define ODD KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
+#define ANOMALY KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
 
 /* As in `kerb model pack --features length,ttl,port`. */
 enum feature {
@@ -16,7 +17,7 @@ enum feature {
 	PORT,	/* destination, 0: none */
 };
 
-/* The class of the packet; 0 is normal, also without a model. */
+/* Returns the class of the packet: 0 is normal traffic, also if there is no model. */
 static __always_inline int class_of(struct kerb_pkt *pkt)
 {
 	struct kerb_inference *s = kerb_inference();
@@ -41,7 +42,7 @@ static __always_inline int judge(struct kerb_pkt *pkt)
 		return KERB_NEXT;
 	class = class_of(pkt);
 	kerb_scratch_leave();
-	return class ? kerb_drop(pkt, ODD) : KERB_NEXT;
+	return class ? kerb_drop(pkt, ANOMALY) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)

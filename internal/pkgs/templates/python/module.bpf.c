@@ -10,7 +10,7 @@ KERB_CONFIG(bool, drop, false);
 
 #define BLOCKED_PORT KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
 
-/* The ports that are watched, in host byte order. maps.config in kerb.yaml: new and empty for each
+/* The watched ports, in host byte order. maps.config in kerb.yaml: new and empty for each
  * configuration, sized and filled by control.py. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -19,7 +19,7 @@ struct {
 	__type(value, __u8);
 } ports SEC(".maps");
 
-/* Packets by port. State: it continues across configurations. */
+/* Packets by port. State: it persists across configurations. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);

@@ -12,7 +12,7 @@ KERB_CONFIG(bool, partial, false);
 
 /* Request and reply, in network byte order. */
 struct message {
-	__be32 number; /* returned as it is */
+	__be32 number; /* returned unchanged */
 	__be32 answered;
 };
 
@@ -24,7 +24,8 @@ struct {
 	__type(value, __u64);
 } answered SEC(".maps");
 
-/* Whether the request can be answered: else it is left to a program on the port. */
+/* Returns whether the packet is a request that can be answered; others pass to the program on the
+ * port. */
 static __always_inline bool is_request(struct kerb_request *r, struct kerb_pkt *pkt)
 {
 	struct udphdr *udp = kerb_udp(pkt);
@@ -39,7 +40,7 @@ static __always_inline bool is_request(struct kerb_request *r, struct kerb_pkt *
 	return !fault || (partial && fault == KERB_REQUEST_PARTIAL);
 }
 
-/* Your logic: makes a request its reply, and returns whether there is one. */
+/* Your logic: turns a request into its reply. Returns false if there is none. */
 static __always_inline bool answer(struct message *m)
 {
 	__u32 zero = 0;
