@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* Delivery of time-critical packets by a kernel module, the other method alongside eBPF: a
- * netfilter hook at the ingress of a device copies what a class matches into a ring that the
- * program has mapped. A class lives as long as its open file: the module cannot be removed under
- * it, and a program that ends, however it ends, leaves nothing behind. */
+/* Delivery of time-critical packets by a kernel module, as an alternative to eBPF: a netfilter hook
+ * at the ingress of a device copies the packets of a class into a ring that the program has mapped.
+ * A class exists as long as its open file: the module cannot be unloaded meanwhile, and nothing
+ * remains when the program exits, also by a signal. */
 #include <linux/capability.h>
 #include <linux/if_arp.h>
 #include <linux/if_vlan.h>
@@ -25,27 +25,32 @@
 
 struct icpt_class {
 	struct list_head list; /* in attached */
-	struct mutex lock; /* of attaching */
+	struct mutex lock;     /* serializes ICPT_ATTACH */
 	struct icpt_rule rule;
-	struct net_device *dev; /* NULL: not attached, or the device is gone */
+	struct net_device *dev; /* NULL: not attached, or the device was unregistered */
 	struct nf_hook_ops hook;
 	struct ring ring;
-	bool ready; /* the ring is there, and stays */
-	/* Under the ring's lock. */
+	bool ready; /* the ring is allocated, until release */
+	/* protected by ring.lock */
 	struct icpt_stats stats;
 	u64 seq;
-	u64 seen, moved; /* where the program was, and when it last moved or had nothing to read */
+	u64 seen,
+		moved; /* last consumer position, and when it last changed or the ring was empty */
 };
 
-static LIST_HEAD(attached); /* under rtnl, as attaching and detaching are */
+static LIST_HEAD(attached); /* protected by rtnl, like attaching and detaching */
 
-static bool steals(const struct icpt_class *c) { return c->rule.action == ICPT_STEAL; }
+static bool icpt_steals(const struct icpt_class *c)
+{
+	return c->rule.action == ICPT_STEAL;
+}
 
-static u32 flags_of(const struct icpt_class *c, const struct sk_buff *skb, const struct headers *h)
+static u32 icpt_flags(const struct icpt_class *c, const struct sk_buff *skb,
+		      const struct headers *h)
 {
 	u32 flags = h->family == 4 ? ICPT_IP4 : ICPT_IP6;
 
-	flags |= steals(c) ? ICPT_STOLEN : 0;
+	flags |= icpt_steals(c) ? ICPT_STOLEN : 0;
 	flags |= h->fragment ? ICPT_FRAGMENT : 0;
 	flags |= h->whole_l4 ? ICPT_L4 : 0;
 	flags |= skb_is_gso(skb) ? ICPT_SEGMENTS : 0;
@@ -53,8 +58,8 @@ static u32 flags_of(const struct icpt_class *c, const struct sk_buff *skb, const
 	       (skb_vlan_tag_present(skb) ? (u32)skb_vlan_tag_get(skb) << ICPT_TCI_SHIFT : 0);
 }
 
-static void fill(const struct icpt_class *c, struct icpt_record *r, const struct sk_buff *skb,
-		 const struct headers *h, u64 now)
+static void icpt_record_fill(const struct icpt_class *c, struct icpt_record *r,
+			     const struct sk_buff *skb, const struct headers *h, u64 now)
 {
 	*r = (struct icpt_record){
 		.seq = c->seq,
@@ -66,7 +71,7 @@ static void fill(const struct icpt_class *c, struct icpt_record *r, const struct
 		.payload = skb->mac_len + h->payload,
 		.slot = c->rule.slot,
 		.ifindex = skb->dev->ifindex,
-		.flags = flags_of(c, skb, h),
+		.flags = icpt_flags(c, skb, h),
 		.cpu = raw_smp_processor_id(),
 		.pid = task_pid_nr(current),
 	};
@@ -74,13 +79,13 @@ static void fill(const struct icpt_class *c, struct icpt_record *r, const struct
 	r->flags |= r->caplen < r->len ? ICPT_TRUNCATED : 0;
 }
 
-/* deliver puts a packet into the ring if there is room. Under the ring's lock. */
-static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h,
-		    u64 now)
+/* icpt_deliver adds a packet to the ring. Returns false if it is full. Caller holds ring.lock. */
+static bool icpt_deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h,
+			 u64 now)
 {
 	struct icpt_record header, *r;
 
-	fill(c, &header, skb, h, now);
+	icpt_record_fill(c, &header, skb, h, now);
 	c->seq++;
 	r = ring_reserve(&c->ring, sizeof(*r) + header.caplen);
 	if (!r || skb_copy_bits(skb, -skb->mac_len, r + 1, header.caplen)) {
@@ -93,9 +98,9 @@ static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struc
 	return true;
 }
 
-/* stalled reports that a program lets records wait for longer than it may: then nothing is stolen
- * from the stack. */
-static bool stalled(struct icpt_class *c, u64 now)
+/* icpt_is_stalled reports whether records of a class that steals have been unread for longer than
+ * the watchdog: then packets pass to the network stack. */
+static bool icpt_is_stalled(struct icpt_class *c, u64 now)
 {
 	u64 position = ring_position(&c->ring);
 
@@ -103,33 +108,33 @@ static bool stalled(struct icpt_class *c, u64 now)
 		c->seen = position;
 		c->moved = now;
 	}
-	/* another CPU may have set moved since now */
-	return steals(c) && now > c->moved && now - c->moved > c->rule.watchdog;
+	/* moved may be later than now, set by another CPU */
+	return icpt_steals(c) && now > c->moved && now - c->moved > c->rule.watchdog;
 }
 
-/* What finds no room passes to the stack even if it was to be stolen: a program that does not read
- * cannot starve the stack. */
-static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
+/* The netfilter hook. Packets that do not fit into the ring pass to the network stack even if they
+ * were to be stolen, so that a program that does not read cannot starve it. */
+static unsigned int icpt_receive(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	u64 now = ktime_get_mono_fast_ns(); /* the clock of bpf_ktime_get_ns */
 	struct icpt_class *c = priv;
 	struct headers h = { 0 };
 	bool delivered = false;
 
-	if (!parse(skb, &h) || !matches(&c->rule, skb, &h))
+	if (!icpt_parse(skb, &h) || !icpt_rule_matches(&c->rule, skb, &h))
 		return NF_ACCEPT;
 	spin_lock(&c->ring.lock);
 	c->stats.packets++;
 	c->stats.bytes += skb->mac_len + skb->len;
-	if (stalled(c, now))
+	if (icpt_is_stalled(c, now))
 		c->stats.passed++;
 	else
-		delivered = deliver(c, skb, &h, now);
+		delivered = icpt_deliver(c, skb, &h, now);
 	spin_unlock(&c->ring.lock);
-	return delivered && steals(c) ? NF_DROP : NF_ACCEPT;
+	return delivered && icpt_steals(c) ? NF_DROP : NF_ACCEPT;
 }
 
-static int check(const struct icpt_rule *rule)
+static int icpt_rule_check(const struct icpt_rule *rule)
 {
 	if ((rule->action != ICPT_COPY && rule->action != ICPT_STEAL) ||
 	    rule->pattern_len > ICPT_PATTERN || rule->first_port > rule->last_port)
@@ -137,15 +142,15 @@ static int check(const struct icpt_rule *rule)
 	return rule->family && rule->family != 4 && rule->family != 6 ? -EINVAL : 0;
 }
 
-/* hook_up is under rtnl, which keeps the device. */
-static int hook_up(struct icpt_class *c, struct net *net)
+/* icpt_hook_register registers the hook. Caller holds rtnl, which keeps the device. */
+static int icpt_hook_register(struct icpt_class *c, struct net *net)
 {
 	struct net_device *dev = __dev_get_by_index(net, c->rule.ifindex);
 	int err;
 
 	if (!dev || dev->type != ARPHRD_ETHER)
 		return dev ? -EOPNOTSUPP : -ENODEV;
-	c->hook = (struct nf_hook_ops){ .hook = receive,
+	c->hook = (struct nf_hook_ops){ .hook = icpt_receive,
 					.priv = c,
 					.dev = dev,
 					.pf = NFPROTO_NETDEV,
@@ -159,7 +164,7 @@ static int hook_up(struct icpt_class *c, struct net *net)
 	return 0;
 }
 
-static void unhook(struct icpt_class *c)
+static void icpt_hook_unregister(struct icpt_class *c)
 {
 	if (!c->dev)
 		return;
@@ -168,7 +173,7 @@ static void unhook(struct icpt_class *c)
 	list_del(&c->list);
 }
 
-static long attach(struct icpt_class *c, const struct icpt_rule __user *from)
+static long icpt_attach(struct icpt_class *c, const struct icpt_rule __user *from)
 {
 	struct net *net = current->nsproxy->net_ns;
 	struct icpt_rule rule;
@@ -178,7 +183,7 @@ static long attach(struct icpt_class *c, const struct icpt_rule __user *from)
 		return -EPERM;
 	if (copy_from_user(&rule, from, sizeof(rule)))
 		return -EFAULT;
-	err = check(&rule);
+	err = icpt_rule_check(&rule);
 	if (err)
 		return err;
 	if (c->ready)
@@ -188,7 +193,7 @@ static long attach(struct icpt_class *c, const struct icpt_rule __user *from)
 		return err;
 	c->rule = rule;
 	rtnl_lock();
-	err = hook_up(c, net);
+	err = icpt_hook_register(c, net);
 	rtnl_unlock();
 	if (err)
 		ring_free(&c->ring);
@@ -197,7 +202,7 @@ static long attach(struct icpt_class *c, const struct icpt_rule __user *from)
 	return err;
 }
 
-static long stats(struct icpt_class *c, struct icpt_stats __user *to)
+static long icpt_get_stats(struct icpt_class *c, struct icpt_stats __user *to)
 {
 	struct icpt_stats s;
 
@@ -217,11 +222,11 @@ static long icpt_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	switch (cmd) {
 	case ICPT_ATTACH:
 		mutex_lock(&c->lock);
-		err = attach(c, (void __user *)arg);
+		err = icpt_attach(c, (void __user *)arg);
 		mutex_unlock(&c->lock);
 		return err;
 	case ICPT_STATS:
-		return stats(c, (void __user *)arg);
+		return icpt_get_stats(c, (void __user *)arg);
 	}
 	return -ENOTTY;
 }
@@ -255,13 +260,13 @@ static int icpt_open(struct inode *inode, struct file *file)
 	return 0;
 }
 
-/* A hook that is taken out may be running still, until a grace period is over. */
+/* An unregistered hook may still run until a grace period has elapsed. */
 static int icpt_release(struct inode *inode, struct file *file)
 {
 	struct icpt_class *c = file->private_data;
 
 	rtnl_lock();
-	unhook(c);
+	icpt_hook_unregister(c);
 	rtnl_unlock();
 	if (c->ready) {
 		synchronize_net();
@@ -287,8 +292,8 @@ static struct miscdevice device = {
 	.mode = 0600,
 };
 
-/* A device that goes, or leaves its namespace, takes its hooks along; the program is notified by
- * EPOLLHUP. Under rtnl. */
+/* Unregisters the hooks of a device that is removed or moved to another namespace, and notifies
+ * programs by EPOLLHUP. Called with rtnl held. */
 static int device_event(struct notifier_block *block, unsigned long event, void *info)
 {
 	struct net_device *dev = netdev_notifier_info_to_dev(info);
@@ -299,7 +304,7 @@ static int device_event(struct notifier_block *block, unsigned long event, void 
 	list_for_each_entry_safe(c, next, &attached, list) {
 		if (c->dev != dev)
 			continue;
-		unhook(c);
+		icpt_hook_unregister(c);
 		wake_up_interruptible_poll(&c->ring.wait, EPOLLHUP);
 	}
 	return NOTIFY_DONE;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where a packet's headers are, and whether a class wants it. Offsets are from skb->data, the
+/* Parsing of headers, and matching against the rule of a class. Offsets are from skb->data, the
  * network header. */
 #pragma once
 
@@ -15,13 +15,13 @@
 
 struct headers {
 	u8 family, protocol;
-	bool fragment, later_fragment; /* a later one has no transport header */
+	bool fragment, later_fragment; /* later: not the first, so without transport header */
 	bool whole_l4;
 	int l4, payload;
-	u16 port; /* destination */
+	u16 port; /* destination, host byte order */
 };
 
-static bool parse_ip4(const struct sk_buff *skb, struct headers *h)
+static bool icpt_parse_ip4(const struct sk_buff *skb, struct headers *h)
 {
 	struct iphdr buffer;
 	const struct iphdr *ip = skb_header_pointer(skb, 0, sizeof(buffer), &buffer);
@@ -36,7 +36,7 @@ static bool parse_ip4(const struct sk_buff *skb, struct headers *h)
 	return true;
 }
 
-static bool parse_ip6(const struct sk_buff *skb, struct headers *h)
+static bool icpt_parse_ip6(const struct sk_buff *skb, struct headers *h)
 {
 	struct ipv6hdr buffer;
 	const struct ipv6hdr *ip = skb_header_pointer(skb, 0, sizeof(buffer), &buffer);
@@ -52,9 +52,9 @@ static bool parse_ip6(const struct sk_buff *skb, struct headers *h)
 	return h->l4 >= 0;
 }
 
-static bool parse_l4(const struct sk_buff *skb, struct headers *h)
+static bool icpt_parse_l4(const struct sk_buff *skb, struct headers *h)
 {
-	struct tcphdr buffer; /* ports of TCP and UDP are at the same place */
+	struct tcphdr buffer; /* ports of TCP and UDP have the same offsets */
 	const struct tcphdr *l4;
 
 	h->payload = h->l4;
@@ -71,18 +71,18 @@ static bool parse_l4(const struct sk_buff *skb, struct headers *h)
 	return true;
 }
 
-static bool parse(const struct sk_buff *skb, struct headers *h)
+static bool icpt_parse(const struct sk_buff *skb, struct headers *h)
 {
 	switch (skb->protocol) {
 	case htons(ETH_P_IP):
-		return parse_ip4(skb, h) && parse_l4(skb, h);
+		return icpt_parse_ip4(skb, h) && icpt_parse_l4(skb, h);
 	case htons(ETH_P_IPV6):
-		return parse_ip6(skb, h) && parse_l4(skb, h);
+		return icpt_parse_ip6(skb, h) && icpt_parse_l4(skb, h);
 	}
 	return false;
 }
 
-static bool has_pattern(const struct icpt_rule *rule, const struct sk_buff *skb, int at)
+static bool icpt_pattern_matches(const struct icpt_rule *rule, const struct sk_buff *skb, int at)
 {
 	u8 buffer[ICPT_PATTERN], differs = 0;
 	const u8 *bytes;
@@ -95,8 +95,8 @@ static bool has_pattern(const struct icpt_rule *rule, const struct sk_buff *skb,
 	return bytes && !differs;
 }
 
-static bool matches(const struct icpt_rule *rule, const struct sk_buff *skb,
-		    const struct headers *h)
+static bool icpt_rule_matches(const struct icpt_rule *rule, const struct sk_buff *skb,
+			      const struct headers *h)
 {
 	if ((rule->family && rule->family != h->family) ||
 	    (rule->protocol && rule->protocol != h->protocol))
@@ -106,5 +106,5 @@ static bool matches(const struct icpt_rule *rule, const struct sk_buff *skb,
 	if (h->later_fragment ||
 	    (rule->last_port && (h->port < rule->first_port || h->port > rule->last_port)))
 		return false;
-	return has_pattern(rule, skb, h->payload);
+	return icpt_pattern_matches(rule, skb, h->payload);
 }

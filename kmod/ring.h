@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The ring between the kernel and a program, laid out as the kernel's own kernel/bpf/ringbuf.c lays
- * out a BPF ring buffer, so that one library reads both. */
+/* The ring between the kernel and a program, with the layout of a BPF ring buffer
+ * (kernel/bpf/ringbuf.c), so that one library reads both. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -14,21 +14,21 @@
 #include "../modules/intercept/record.h"
 
 struct ring {
-	spinlock_t lock; /* of producers: packets come in on all CPUs */
+	spinlock_t lock; /* serializes producers on all CPUs */
 	wait_queue_head_t wait;
 	struct page **pages;
-	unsigned long n_data; /* pages of data, without consumer, producer and state */
+	unsigned long n_data; /* number of pages of data */
 	u64 mask;
-	/* Mapped into the program: consumer and state for writing, so that nothing there may be
-	 * trusted. */
+	/* Mapped into the program, consumer and state writable: their contents are untrusted. */
 	u64 *consumer;
 	u64 *producer;
 	u8 *data;
 	struct icpt_state *state;
-	u64 written; /* what *producer says */
+	u64 written; /* trusted copy of *producer */
 };
 
-/* is_repeat reports whether a page is the data's for the second time: a record never wraps. */
+/* is_repeat reports whether a page is the second mapping of a data page: data is mapped twice, so
+ * that no record wraps. */
 static bool is_repeat(const struct ring *r, unsigned long page)
 {
 	return page >= 2 + r->n_data && page < 2 + 2 * r->n_data;
@@ -84,10 +84,10 @@ static int ring_init(struct ring *r, u32 size)
 
 static u64 ring_position(const struct ring *r) { return smp_load_acquire(r->consumer); }
 
-/* ring_reserve returns where a record of so many bytes goes, NULL if there is no room. The lock is
- * held until ring_commit. The program writes the consumer position: it may be ahead of the
- * producer, or so far behind that the ring is more than full. Both give no room, as does a record
- * that is longer than the ring. */
+/* ring_reserve returns the place of a record of size bytes, NULL if it does not fit. The caller
+ * holds the lock until ring_commit. The consumer position is untrusted: it may be ahead of the
+ * producer, or so far behind that the ring is more than full. Both are handled as a full ring, as
+ * is a record longer than the ring. */
 static void *ring_reserve(struct ring *r, u32 size)
 {
 	u64 total = round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8),
@@ -98,8 +98,7 @@ static void *ring_reserve(struct ring *r, u32 size)
 	return r->data + (r->written & r->mask) + BPF_RINGBUF_HDR_SZ;
 }
 
-/* ring_commit shows the program what ring_reserve has given out, and wakes it if it says that it
- * waits. */
+/* ring_commit publishes the record of ring_reserve, and wakes the program if it has set waiting. */
 static void ring_commit(struct ring *r, u32 size)
 {
 	u32 *header = (void *)(r->data + (r->written & r->mask));
@@ -108,7 +107,7 @@ static void ring_commit(struct ring *r, u32 size)
 	header[1] = 0;
 	r->written += round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8);
 	smp_store_release(r->producer, r->written);
-	smp_mb(); /* the program stores that it waits, then looks for a record again */
+	smp_mb(); /* pairs with the program, which sets waiting, then checks the ring again */
 	if (READ_ONCE(r->state->waiting)) {
 		WRITE_ONCE(r->state->waiting, 0);
 		wake_up_interruptible_poll(&r->wait, EPOLLIN | EPOLLRDNORM);
@@ -120,7 +119,7 @@ static bool ring_has_data(const struct ring *r)
 	return ring_position(r) != smp_load_acquire(r->producer);
 }
 
-/* Writable are the consumer's page and the state's. */
+/* Only the pages of the consumer position and of the state may be mapped writable. */
 static int ring_mmap(struct ring *r, struct vm_area_struct *vma)
 {
 	unsigned long state = ((void *)r->state - (void *)r->consumer) / PAGE_SIZE;
