@@ -34,8 +34,8 @@ func NewHTTPS(url, token string, config *tls.Config) *Client {
 // writeBuffer holds most requests, for example 100 firewall rules, so that the agent wakes up once and reads all of it.
 const writeBuffer = 16 << 10
 
-// Unix returns a transport that connects to a Unix socket, whatever the host in the URL, with a new connection for each
-// request.
+// Unix returns a transport that connects to a Unix socket, regardless of the host in the URL, with a new connection for
+// each request.
 func Unix(socket string) *http.Transport {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
@@ -58,7 +58,7 @@ func (e *DialError) Unwrap() error { return e.Err }
 type StatusError struct {
 	Method, Path string
 	Status       int
-	Body         []byte // application/problem+json (RFC 9457) if the agent itself refused the request
+	Body         []byte // application/problem+json (RFC 9457) if the agent itself rejected the request
 }
 
 func (e *StatusError) Error() string {

@@ -51,9 +51,9 @@ func (r SetReference) ID() uint64 {
 // Set mirrors struct kerb_set; Kind and Version are its state.
 type Set struct {
 	ID       uint64 // SetReference.ID; 0: free
-	Revision uint64 // the agent's alone
+	Revision uint64 // used by the agent only
 	Kind     SetKind
-	Version  uint32 // elements of others do not count
+	Version  uint32 // elements of other versions are ignored
 }
 
 // SetKind mirrors enum kerb_set_kind: which maps hold the elements.

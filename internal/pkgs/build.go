@@ -22,8 +22,8 @@ import (
 
 // Options of Build.
 type Options struct {
-	Clang string    // path or name of the compiler; empty looks for clang, clang-19 and others
-	Out   io.Writer // where the compiler's messages go; nil discards them
+	Clang string    // path or name of the compiler; if empty, clang, clang-19 and others are tried
+	Out   io.Writer // receives the compiler's messages; nil discards them
 }
 
 const (
@@ -32,9 +32,9 @@ const (
 	aptRemedy   = "apt-get install clang llvm libbpf-dev"
 )
 
-// Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects
-// alongside the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError,
-// *apierrors.Invalid or *ObjectError.
+// Build compiles the package in a directory, once per hook, with the headers of this binary, and writes the objects
+// next to the manifest. It writes only objects that pass Spec. Errors are *ToolError, *CompileError, *apierrors.Invalid
+// or *ObjectError.
 func Build(ctx context.Context, dir string, opts Options) error {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -71,8 +71,8 @@ type builder struct {
 	out      io.Writer
 }
 
-// newBuilder makes a directory with the headers of Kerb, which every build gets from the binary: a package builds
-// against the kerb that will load it.
+// newBuilder writes Kerb's headers, which are embedded in the binary, to a temporary directory, so that a package is
+// compiled with the headers of the kerb that will load it.
 func newBuilder(ctx context.Context, dir string, m *Manifest, opts Options) (*builder, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -100,7 +100,7 @@ func newBuilder(ctx context.Context, dir string, m *Manifest, opts Options) (*bu
 	return b, nil
 }
 
-// headers is the part of the embedded files that modules include.
+// headers returns the embedded files that modules include.
 func headers() fs.FS {
 	sub, err := fs.Sub(bpf.Headers, "include")
 	if err != nil { // the name is a constant
@@ -109,8 +109,7 @@ func headers() fs.FS {
 	return sub
 }
 
-// WriteHeaders writes the headers that modules include below dir, and returns their paths. Those of another version are
-// replaced.
+// WriteHeaders writes the headers that modules include below dir, replacing older ones, and returns their paths.
 func WriteHeaders(dir string) (files []string, err error) {
 	all := headers()
 	err = fs.WalkDir(all, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -131,7 +130,8 @@ func WriteHeaders(dir string) (files []string, err error) {
 	return files, err
 }
 
-// compile returns the object for one hook. The private directory does not show in it: equal sources give equal objects.
+// compile returns the object for one hook. It does not contain the path of the temporary directory, so that builds are
+// reproducible.
 func (b *builder) compile(ctx context.Context, hook string) ([]byte, error) {
 	object := filepath.Join(b.temp, hook+".o")
 	args := []string{"-O2", "-g", "-Wall", "-target", "bpf", "-mcpu=v3", "-DKERB_HOOK_" + strings.ToUpper(hook),
@@ -149,7 +149,7 @@ func (b *builder) compile(ctx context.Context, hook string) ([]byte, error) {
 	return os.ReadFile(object)
 }
 
-// strip removes DWARF, which only makes the object larger; BTF stays. Without llvm-strip the object is merely larger.
+// strip removes DWARF but keeps BTF, to make the object smaller. Without llvm-strip it does nothing.
 func (b *builder) strip(ctx context.Context, object string) {
 	version := regexp.MustCompile(`-[0-9]+$`).FindString(b.clang)
 	for _, name := range []string{"llvm-strip" + version, "llvm-strip", "llvm-strip-19"} {
@@ -159,7 +159,7 @@ func (b *builder) strip(ctx context.Context, object string) {
 	}
 }
 
-// missingHeader finds out, after a failure, whether the system's headers are the reason.
+// missingHeader returns an error if a failed compilation lacked the system's headers.
 func (b *builder) missingHeader(ctx context.Context) error {
 	for _, header := range []string{"linux/bpf.h", "bpf/bpf_helpers.h"} {
 		probe := "#include <linux/types.h>\n#include <" + header + ">\n"
@@ -173,13 +173,13 @@ func (b *builder) missingHeader(ctx context.Context) error {
 	return nil
 }
 
-// multiarchInclude is where Debian keeps asm/types.h, which clang does not look for when it compiles for BPF.
+// multiarchInclude returns Debian's directory of asm/types.h, which is not in clang's include path for BPF.
 func multiarchInclude() string {
 	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64", "riscv64": "riscv64"}[runtime.GOARCH]
 	return "/usr/include/" + machine + "-linux-gnu"
 }
 
-// FindClang returns a clang that is new enough: the wanted one, or the newest that is installed.
+// FindClang returns the path of a clang that is new enough: the requested one, or the newest installed one.
 func FindClang(ctx context.Context, wanted string) (string, error) {
 	names := []string{wanted}
 	if wanted == "" {

@@ -34,7 +34,7 @@ func ParseBytes(text string) (int64, error) {
 	return 0, fmt.Errorf("%q is not a size; write for example 16Mi, 512Ki or 4096", text)
 }
 
-// FormatBytes writes a size for people: 3.4 MiB.
+// FormatBytes formats a size for humans, for example 3.4 MiB.
 func FormatBytes(n int64) string {
 	switch {
 	case n >= 1<<30:

@@ -4,7 +4,7 @@ package pkgs
 
 import "slices"
 
-// Capabilities that the check of a manifest, the sandbox, or older manifests refer to. The manifest's schema has all.
+// Capabilities that the code refers to. The manifest's schema lists all of them.
 const (
 	CapabilityInject      = "inject"
 	CapabilityArrivals    = "arrivals"
@@ -37,8 +37,8 @@ func (m *Manifest) GrantedCapabilities() []string {
 	return out
 }
 
-// checkCapabilities checks what a control plane asks of the host. One that can send frames in the name of services has
-// no network.
+// checkCapabilities checks the capabilities that a control plane requests. One that can send frames as a service must
+// not have access to the network.
 func (m *Manifest) checkCapabilities(wrong func(field, format string, args ...any)) {
 	older := len(m.Resources) > 0 || m.Inject || m.Socket
 	if m.Control == nil && (older || len(m.Capabilities) > 0) {

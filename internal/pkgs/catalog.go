@@ -14,9 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Catalog finds packages by what operators call them: the name of a built-in, an absolute directory, or the reference
-// of one that was pulled. Built-ins are read once; the others are read and checked at every call, so that what has
-// changed on disk is seen.
+// Catalog finds packages by the name of a built-in, an absolute directory, or the reference of a pulled package.
+// Built-ins are read once; the others are read and checked at every call, to detect changes on disk.
 type Catalog struct {
 	controls map[string]sdk.Control
 	builtins func() []builtin
@@ -25,9 +24,9 @@ type Catalog struct {
 
 // Pulled are the packages from registries that are on this node.
 type Pulled interface {
-	Names(ref string) bool            // whether ref is meant as one of them, be it there or not
+	Names(ref string) bool            // whether ref has the form of a registry reference, pulled or not
 	Get(ref string) (*Package, error) // checked; ErrUnknown if it was not pulled
-	Each(visit func(*Package)) error  // one after the other; what cannot be used has a Description that says why
+	Each(visit func(*Package)) error  // sequentially; the Description of an unusable package says why
 }
 
 type builtin struct {
@@ -36,7 +35,8 @@ type builtin struct {
 	err  error
 }
 
-// NewCatalog makes a catalog of the packages in the directories of fsys, with their control planes by package name.
+// NewCatalog returns a catalog of the packages in the directories of fsys; controls has their control planes by package
+// name.
 func NewCatalog(fsys fs.FS, controls map[string]sdk.Control) *Catalog {
 	c := &Catalog{controls: controls}
 	c.builtins = sync.OnceValue(func() []builtin { return c.readBuiltins(fsys) })
@@ -46,7 +46,7 @@ func NewCatalog(fsys fs.FS, controls map[string]sdk.Control) *Catalog {
 // SetPulled adds the packages from registries. Call it before the catalog is used.
 func (c *Catalog) SetPulled(p Pulled) { c.pulled = p }
 
-// EachPulled calls visit for the packages from registries, one after the other: each is in memory as a whole.
+// EachPulled calls visit for the packages from registries, one at a time, since each is in memory as a whole.
 func (c *Catalog) EachPulled(visit func(*Package)) error {
 	if c.pulled == nil {
 		return nil
@@ -65,7 +65,7 @@ func (c *Catalog) Builtin() []*Package {
 	return out
 }
 
-// Err reports what is wrong with built-ins; nil in a binary that was built in full.
+// Err returns the errors of built-ins. It is nil for a binary that includes all data planes.
 func (c *Catalog) Err() error {
 	var all []error
 	for _, b := range c.builtins() {
@@ -74,7 +74,7 @@ func (c *Catalog) Err() error {
 	return errors.Join(all...)
 }
 
-// Get returns the package that ref names. ErrUnknown if there is none.
+// Get returns the package that ref refers to, or ErrUnknown.
 func (c *Catalog) Get(ref string) (*Package, error) {
 	if filepath.IsAbs(ref) {
 		return c.joined(Open(filepath.Clean(ref)))
@@ -109,7 +109,7 @@ func (c *Catalog) joined(p *Package, err error) (*Package, error) {
 	return p, nil
 }
 
-// join gives a package that asks for one its control plane.
+// join sets the control plane of a package whose manifest requires a built-in one.
 func (c *Catalog) join(p *Package) error {
 	if p.Control == nil || !p.Control.Builtin {
 		return nil
@@ -122,8 +122,8 @@ func (c *Catalog) join(p *Package) error {
 	return nil
 }
 
-// readBuiltins reads the packages that are part of the binary. A directory without a manifest is not a package; a
-// package with an error is returned with the error, so that it is reported and the others work.
+// readBuiltins reads the packages in the binary. It skips directories without a manifest. The error of a package is
+// kept with it, so that the other packages still work.
 func (c *Catalog) readBuiltins(fsys fs.FS) []builtin {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {

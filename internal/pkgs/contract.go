@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// member of struct kerb_pkt: byte offset and size.
+// member is the byte offset and the size of a member of struct kerb_pkt.
 type member struct {
 	name         string
 	offset, size uint32
 }
 
-// pktLayout is struct kerb_pkt of the contract, from its Go mirror, which a test of kerbabi compares with the header.
+// pktLayout is the layout of struct kerb_pkt, from its Go mirror, which a test of kerbabi compares with the header.
 var pktLayout = sync.OnceValue(func() []member {
 	var out []member
 	for f := range reflect.TypeFor[kerbabi.Packet]().Fields() {
@@ -28,8 +28,8 @@ var pktLayout = sync.OnceValue(func() []member {
 	return out
 })
 
-// checkContract compares a struct kerb_pkt with the contract's. The linker relocates accesses by the names of fields:
-// then only the sizes must be equal. A data plane without relocations would read wrong bytes with another layout.
+// checkContract compares a module's struct kerb_pkt with that of this build. If accesses are relocated (CO-RE), the
+// linker adapts offsets by field name, so that only the sizes must match. Without relocations, all offsets must match.
 func checkContract(pkt *btf.Struct, relocated bool) error {
 	layout := map[string]member{}
 	for _, m := range pktLayout() {
@@ -58,7 +58,7 @@ func contractError(format string, args ...any) error {
 		fmt.Sprintf(format, args...))
 }
 
-// DropReason names a reason number as the package means it.
+// DropReason returns the package's name of a drop reason.
 func (m *Manifest) DropReason(number int) string {
 	for name, n := range m.DropReasons {
 		if n == number {
@@ -68,7 +68,7 @@ func (m *Manifest) DropReason(number int) string {
 	return kerbabi.DropReasonName(uint32(number))
 }
 
-// Note names what the package notes about packets under a number; empty if the manifest has no name for it.
+// Note returns the package's name of a note (kerb_note), or "" if the manifest has none.
 func (m *Manifest) Note(number int) string {
 	for name, n := range m.Notes {
 		if n == number {

@@ -24,12 +24,12 @@ const (
 	maxControlFile             = 64 << 20 // bytes
 )
 
-// Control says what runs as a module's control plane: docs/control-planes.md. In a manifest it is an object, or the
-// word builtin.
+// Control describes the process of a module's control plane; see docs/control-planes.md. In a manifest it is an object,
+// or the word builtin.
 type Control struct {
 	Builtin      bool     `json:"-"`
-	Command      []string `json:"command,omitempty"`      // with a slash in the first: relative to the package
-	Files        []string `json:"files,omitempty"`        // what of the package the process needs
+	Command      []string `json:"command,omitempty"`      // a first word with a slash is relative to the package
+	Files        []string `json:"files,omitempty"`        // files of the package that the process needs
 	Memory       string   `json:"memory,omitempty"`       // at most, for example 64Mi
 	Disk         string   `json:"disk,omitempty"`         // at most, in its state directory, for example 64Mi
 	Network      bool     `json:"network,omitempty"`      // uses the network of the node
@@ -45,7 +45,7 @@ func (c Control) MarshalJSON() ([]byte, error) {
 	return json.Marshal(plain(c))
 }
 
-// UnmarshalJSON reads the word builtin or an object. Unknown fields are the schema's to refuse.
+// UnmarshalJSON reads the word builtin or an object. The schema rejects unknown fields.
 func (c *Control) UnmarshalJSON(data []byte) error {
 	if string(data) == `"`+ControlBuiltin+`"` {
 		*c = Control{Builtin: true}
@@ -55,10 +55,10 @@ func (c *Control) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, (*plain)(c))
 }
 
-// MemoryLimit is the memory that the process and its children may have, in bytes.
+// MemoryLimit returns the memory limit of the process and its children, in bytes.
 func (c *Control) MemoryLimit() int64 { return bytesOr(c.Memory, DefaultControlMemory) }
 
-// DiskLimit is what they may keep in their state directory, in bytes.
+// DiskLimit returns the limit of their state directory, in bytes.
 func (c *Control) DiskLimit() int64 { return bytesOr(c.Disk, DefaultControlDisk) }
 
 func bytesOr(text string, otherwise int64) int64 {
@@ -68,7 +68,7 @@ func bytesOr(text string, otherwise int64) int64 {
 	return otherwise
 }
 
-// HealthTime is how long a new version has to become healthy.
+// HealthTime returns how long an upgrade waits for the new version to become healthy before it is rolled back.
 func (c *Control) HealthTime() time.Duration {
 	if d, err := time.ParseDuration(c.HealthWithin); err == nil && d > 0 {
 		return d
@@ -76,7 +76,7 @@ func (c *Control) HealthTime() time.Duration {
 	return DefaultControlHealthWithin
 }
 
-// check returns the field and reason of the first mistake.
+// check returns the field and the reason of the first error.
 func (c *Control) check() (field, reason string) {
 	if c == nil || c.Builtin {
 		return "", ""
@@ -107,7 +107,7 @@ func (c *Control) check() (field, reason string) {
 	return "", ""
 }
 
-// readControlFiles reads what the control plane needs.
+// readControlFiles reads the files of the control plane, by path.
 func readControlFiles(fsys fs.FS, m *Manifest) (map[string][]byte, error) {
 	if m.Control == nil || len(m.Control.Files) == 0 {
 		return nil, nil

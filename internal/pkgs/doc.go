@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pkgs knows packages: the manifest and what it promises, the compiled data plane and whether it keeps the
-// contract, the config and its schema, what the maps will cost, and how a package is written and built. A package is a
-// directory; the built-in ones are directories inside the binary.
+// Package pkgs reads, checks, creates and builds packages. It parses manifests, checks compiled data planes against the
+// contract, validates configs with the package's schema, and estimates the memory of maps. A package is a directory;
+// built-in packages are embedded in the binary.
 package pkgs

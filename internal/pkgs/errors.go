@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	ErrUnknown  = errors.New("no such package")
 	ErrNotBuilt = errors.New("the data plane is not compiled")
@@ -26,10 +26,10 @@ var (
 	ErrForeignEntry = errors.New("a program that is neither kerb_egress nor kerb_ingress; make it a static function")
 )
 
-// ObjectError is a fault of a compiled data plane. Err is one of the sentinels above, or says more.
+// ObjectError is an error in a compiled data plane. Err wraps one of the sentinels above, or is a more specific error.
 type ObjectError struct {
 	File string // name of the object
-	What string // the symbol, map or property concerned; empty when the whole object is meant
+	What string // the symbol, map or property; empty for the object as a whole
 	Err  error
 }
 
@@ -42,7 +42,7 @@ func (e *ObjectError) Error() string {
 
 func (e *ObjectError) Unwrap() error { return e.Err }
 
-// BudgetError is returned when the maps of a package need more than they may.
+// BudgetError is returned if the maps of a package exceed their memory budget.
 type BudgetError struct {
 	Package string
 	Need    int64 // bytes
@@ -67,17 +67,17 @@ func (e *FeatureError) Error() string {
 		e.Kernel)
 }
 
-// ToolError is returned by Build when something that it needs is not installed.
+// ToolError is returned by Build if a tool or header is not installed.
 type ToolError struct {
 	Tool   string // what is missing
-	Remedy string // a command
+	Remedy string // command that installs it
 }
 
 func (e *ToolError) Error() string {
 	return fmt.Sprintf("%s is missing; install it with: %s", e.Tool, e.Remedy)
 }
 
-// CompileError is the compiler's refusal. Its messages went to Options.Out.
+// CompileError is a failed compilation. The compiler's messages were written to Options.Out.
 type CompileError struct {
 	Source string
 	Hook   string

@@ -8,13 +8,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// facts are what every change asks of the data planes. They stay with the package; a parsed data plane takes megabytes
-// and is dropped soon (see keepParsed).
+// facts caches the properties of data planes that every change reads. A parsed data plane takes megabytes and is not
+// kept for long (see keepParsed).
 type facts struct {
 	programs map[string]map[string]bool          // names, by hook
-	maps     map[string]map[string]*ebpf.MapSpec // by hook and name, only with what decides on their size
-	tunables *ebpf.MapSpec                       // of KERB_TUNABLES, with its types; nil without
-	errs     map[string]error                    // of hooks whose object cannot be used
+	maps     map[string]map[string]*ebpf.MapSpec // by hook and name, only with the fields that determine the size
+	tunables *ebpf.MapSpec                       // of KERB_TUNABLES, with its types; nil if there is none
+	errs     map[string]error                    // of unusable objects, by hook
 }
 
 func (p *Package) readFacts() *facts {
@@ -48,12 +48,11 @@ func sizeOnly(m *ebpf.MapSpec) *ebpf.MapSpec {
 		Flags: m.Flags, InnerMap: sizeOnly(m.InnerMap)}
 }
 
-// HasEntry reports whether the data plane for a hook of the package has a program of this name. Errors are those of
-// Spec.
+// HasEntry reports whether the data plane for a hook has a program of this name. It fails like Spec.
 func (p *Package) HasEntry(hook, program string) (bool, error) {
 	f := p.facts()
 	return f.programs[hook][program], f.errs[hook]
 }
 
-// Tunables is the map of KERB_TUNABLES, nil if the package has none. It must not be changed.
+// Tunables returns the map of KERB_TUNABLES, or nil. Callers must not change it.
 func (p *Package) Tunables() *ebpf.MapSpec { return p.facts().tunables }

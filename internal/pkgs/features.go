@@ -20,7 +20,7 @@ type feature struct {
 	helper  asm.BuiltinFunc
 }
 
-// parseFeature understands kernel>=5.15, map types (ringbuf, lru_hash) and helpers (bpf_loop).
+// parseFeature parses kernel>=5.15, a map type (ringbuf, lru_hash) or a helper (bpf_loop).
 func parseFeature(name string) (feature, error) {
 	if version, ok := strings.CutPrefix(name, "kernel>="); ok {
 		code, err := versionCode(version)
@@ -39,8 +39,8 @@ func parseFeature(name string) (feature, error) {
 		"helper such as bpf_loop", name)
 }
 
-// versionCode returns a version as LINUX_VERSION_CODE has it: 8 bits each of major, minor and patch level, of which
-// the last may be absent.
+// versionCode encodes a version like LINUX_VERSION_CODE, with 8 bits each for major, minor and the optional patch
+// level.
 func versionCode(text string) (uint32, error) {
 	parts := strings.Split(strings.TrimSpace(text), ".")
 	if len(parts) < 2 || len(parts) > 3 {
@@ -60,7 +60,7 @@ func versionCode(text string) (uint32, error) {
 	return code, nil
 }
 
-// helpersByName holds every helper that the library knows, as bpf_ names without prefix and underscores.
+// helpersByName has every helper known to cilium/ebpf, by its bpf_ name without prefix and underscores.
 var helpersByName = namesOf("BuiltinFunc(", func(n uint32) (asm.BuiltinFunc, string) {
 	fn := asm.BuiltinFunc(n)
 	return fn, strings.TrimPrefix(fn.String(), "Fn")
@@ -71,7 +71,7 @@ var mapTypesByName = namesOf("MapType(", func(n uint32) (ebpf.MapType, string) {
 	return t, t.String()
 })
 
-// namesOf counts from 1 until the generated names end.
+// namesOf maps the generated names of an enum to their numbers, counted from 1.
 func namesOf[T any](end string, nth func(uint32) (T, string)) map[string]T {
 	out := map[string]T{}
 	for n := uint32(1); ; n++ {
@@ -83,7 +83,8 @@ func namesOf[T any](end string, nth func(uint32) (T, string)) map[string]T {
 	}
 }
 
-// CheckFeatures attempts on the running kernel what the package requires. What is missing is a *FeatureError.
+// CheckFeatures probes the running kernel for the features that the package requires. It returns a *FeatureError with
+// those that are missing.
 func (p *Package) CheckFeatures() error {
 	var missing []string
 	for _, name := range p.Requires {
@@ -110,7 +111,7 @@ func (p *Package) CheckFeatures() error {
 	return &FeatureError{Package: p.Name, Missing: missing, Kernel: kernel}
 }
 
-// probe asks the running kernel. A helper has to exist for the program types of all hooks.
+// probe checks the running kernel for a feature. A helper must be available to the program types of all hooks.
 func (f feature) probe(hooks []string) error {
 	switch {
 	case f.version != 0:
@@ -134,7 +135,7 @@ func probeVersion(want uint32) error {
 	return err
 }
 
-// ProgramType is the kernel's program type for a hook.
+// ProgramType returns the kernel's program type for a hook.
 func ProgramType(hook string) ebpf.ProgramType {
 	switch hook {
 	case HookXDP:

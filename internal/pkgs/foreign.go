@@ -21,15 +21,15 @@ const adaptorVersion = "2"
 // ErrNoRunnableProgram is returned for foreign objects without a program for one of Kerb's hooks, or with several.
 var ErrNoRunnableProgram = errors.New("has no program that Kerb can run")
 
-// foreignTypes are the program types of others that a hook runs.
+// foreignTypes maps the program types of foreign objects to hooks.
 var foreignTypes = map[string]string{"xdp": HookXDP, "tc": HookTC, "tcx": HookTC, "classifier": HookTC,
 	"sched_cls": HookTC}
 
-// verdict is what an action of the kernel's hook becomes.
+// verdict maps an action of XDP or TC to a verdict.
 type verdict struct{ action, verdict int32 }
 
-// Actions that have no verdict, such as redirects whose target Kerb does not see, become noVerdict, which the failure
-// policy treats.
+// noVerdict stands for actions without a verdict, such as redirects, whose target Kerb cannot see. The failure policy
+// decides about these packets.
 const noVerdict = 0xff
 
 var verdicts = map[string][]verdict{
@@ -37,9 +37,9 @@ var verdicts = map[string][]verdict{
 	HookTC:  {{0, 0}, {-1, 0}, {3, 0}, {2, 1}}, // OK, UNSPEC, PIPE; SHOT
 }
 
-// OpenForeign makes a package of an object that was not made for Kerb, and has no manifest: programs are its programs
-// by name, with their types. It has a data plane and no configuration. Programs with Kerb's entry points are taken as
-// they are; of whole programs for XDP and TC there may be one each, which then runs in both directions.
+// OpenForeign returns a package for an object that was not built for Kerb and has no manifest. programs maps the names
+// of its programs to their types. The package has no configuration. Programs with the names of Kerb's entry points are
+// used unchanged; otherwise the object may have one program each for XDP and TC, which runs in both directions.
 func OpenForeign(name, source string, object []byte, programs map[string]string) (*Package, error) {
 	m := &Manifest{Name: foreignName(name), Version: "0.0.0", Contract: Contract, FailurePolicy: "open"}
 	whole := map[string]string{}
@@ -100,7 +100,7 @@ func joinKeys(programs map[string]string) string {
 
 var notInName = regexp.MustCompile(`[^a-z0-9]+`)
 
-// foreignName makes a name of a package of any text.
+// foreignName converts any text to a valid package name.
 func foreignName(text string) string {
 	name := strings.Trim(notInName.ReplaceAllString(strings.ToLower(text), "-"), "-")
 	if name == "" || name[0] >= '0' && name[0] <= '9' {
@@ -109,7 +109,7 @@ func foreignName(text string) string {
 	return strings.Trim(name[:min(len(name), 32)], "-")
 }
 
-// adapt puts Kerb's entry points before a whole program.
+// adapt adds Kerb's entry points, which call the foreign program.
 func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 	prog := spec.Programs[program]
 	if prog == nil {
@@ -130,7 +130,7 @@ func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 		adapted.Instructions = append(adaptor(entry, hook, prog), adapted.Instructions...)
 		spec.Programs[entry] = adapted
 	}
-	for _, m := range spec.Maps { // where others would pin it is nothing to Kerb
+	for _, m := range spec.Maps { // Kerb pins maps elsewhere
 		m.Pinning = ebpf.PinNone
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Inspection is what `kerb package inspect` reports a package.
+// Inspection is the output of `kerb package inspect`.
 type Inspection struct {
 	Manifest Manifest     `json:"manifest"`
 	Source   string       `json:"source"`
@@ -48,7 +48,7 @@ type MapReport struct {
 	Memory     int64  `json:"memoryBytes"`
 }
 
-// Inspect describes the package. It fails as Spec does.
+// Inspect describes the package. It fails like Spec.
 func (p *Package) Inspect() (*Inspection, error) {
 	specs, err := p.Specs()
 	if err != nil {
@@ -79,7 +79,7 @@ func (p *Package) inspectHook(hook string, spec *ebpf.CollectionSpec) HookReport
 	return report
 }
 
-// functions counts instructions by function; one that both entries call counts once.
+// functions returns the instructions by function. A function that both entry points call counts once.
 func functions(spec *ebpf.CollectionSpec) []FunctionReport {
 	sizes := map[string]int{}
 	for _, prog := range spec.Programs {

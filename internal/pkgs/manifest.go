@@ -30,14 +30,14 @@ const ManifestName = "kerb.yaml"
 // Contract is the version of <kerb/module.h> that this build understands.
 const Contract = 1
 
-// Hooks that a package can be built for.
+// Hooks of packages.
 const (
 	HookTC      = "tc"
 	HookXDP     = "xdp"
 	HookSockets = "sockets" // TCP sockets of cgroups, instead of packets; a package has no other hook alongside it
 )
 
-// Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
+// Manifest is the content of kerb.yaml. ManifestSchema is its exact specification.
 type Manifest struct {
 	Name        string     `json:"name"`
 	Version     string     `json:"version"` // semantic version without v
@@ -47,12 +47,12 @@ type Manifest struct {
 	DataPlane   string     `json:"dataplane,omitempty"` // C source; <name>.bpf.c by default
 	Hooks       []string   `json:"hooks"`
 	Directions  Directions `json:"directions,omitzero"`
-	// of interfaces whose frames it reads; ethernet by default
+	// link types that the module can parse; ethernet by default
 	LinkTypes []string `json:"linkTypes,omitempty"`
 	// distance from the service among modules of the same priority
 	Rank          *int           `json:"rank,omitempty"`
-	InterfaceRank *int           `json:"interfaceRank,omitempty"` // the same on interfaces of the node; Rank by default
-	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
+	InterfaceRank *int           `json:"interfaceRank,omitempty"` // like Rank, on interfaces of the node; Rank by default
+	Frags         bool           `json:"frags,omitempty"`         // supports multi-buffer XDP packets
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
 	Maps          MapRoles       `json:"maps,omitzero"`
 	DropReasons   map[string]int `json:"dropReasons,omitempty"` // name to number, 32 to 63
@@ -60,24 +60,25 @@ type Manifest struct {
 	Budget        Budget         `json:"budget,omitzero"`
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
-	Control       *Control       `json:"control,omitempty"` // nil: config properties set constants
-	// Resources is the list of older manifests; see Capabilities.
+	Control       *Control       `json:"control,omitempty"` // if nil, config properties set constants
+	// Resources is deprecated; see Capabilities.
 	Resources []string `json:"resources,omitempty"`
-	// Queries are the paths that the control plane answers (GET), with what it answers: kerb module query lists them.
+	// Queries are the paths that the control plane serves (GET), with descriptions, which kerb module query lists.
 	Queries map[string]string `json:"queries,omitempty"`
-	// Views are how the page shows the answers to some of them.
+	// Views describe how kerb ui shows the results of queries.
 	Views []v1.View `json:"views,omitempty"`
-	// RecordsFlows: the query flows is answered with sdk.FlowRecords, which kerb flows shows.
+	// RecordsFlows: the query flows returns sdk.FlowRecords, for kerb flows.
 	RecordsFlows bool `json:"recordsFlows,omitempty"`
-	// Inject is of older manifests.
+	// Inject is deprecated; see Capabilities.
 	Inject bool `json:"inject,omitempty"`
-	// Replies: the data plane answers packets, by KERB_REPLY.
+	// Replies: the data plane replies to packets with KERB_REPLY.
 	Replies bool `json:"replies,omitempty"`
-	// DeferredRedirect: on TC, modules behind see the packets that the data plane redirects, by kerb_redirect_deferred().
+	// DeferredRedirect: on TC, later modules see the packets that the data plane redirects with kerb_redirect_deferred().
 	DeferredRedirect bool `json:"deferredRedirect,omitempty"`
-	// Socket is of older manifests.
+	// Socket is deprecated; see Capabilities.
 	Socket bool `json:"socket,omitempty"`
-	// Capabilities are what the agent provides to the control plane. Use Manifest.Granted, which knows older manifests.
+	// Capabilities lists what the agent provides to the control plane. Use GrantedCapabilities, which supports older
+	// manifests.
 	Capabilities []string `json:"capabilities,omitzero"`
 }
 
@@ -95,8 +96,8 @@ func (m *Manifest) RankOn(service bool) int {
 	return chain.DefaultRank
 }
 
-// hashed is the manifest as digests are computed over it: rank 0 was once the default and left out, and nodes deny
-// packages by their digest.
+// hashed returns the manifest as digests cover it. Rank 0 was once the default and omitted; digests must not change,
+// since nodes deny packages by digest.
 func (m Manifest) hashed() Manifest {
 	if m.Rank != nil && *m.Rank == 0 {
 		m.Rank = nil
@@ -104,29 +105,30 @@ func (m Manifest) hashed() Manifest {
 	return m
 }
 
-// Directions are those in which packets meet the module, by kind of attach point; all that it has code for by default.
+// Directions lists the directions in which packets pass the module, by kind of attach point. The default is all
+// directions for which it has a program.
 type Directions struct {
 	Services   []string `json:"services,omitempty"`
 	Interfaces []string `json:"interfaces,omitempty"` // of the node
 }
 
-// MapRoles name maps that do not live as long as the module. All others are state: kept across configurations and
-// upgrades while their layout stays the same.
+// MapRoles lists the maps whose lifetime differs from that of the module. All others are state: they are kept across
+// configurations, and across upgrades that do not change their layout.
 type MapRoles struct {
-	Config []string `json:"config,omitempty"` // new and empty for every configuration
-	Shared []string `json:"shared,omitempty"` // one for all modules of the node that name it
-	// Migrate decides about the contents of state maps whose layout an upgrade changes: MigrateDiscard by default.
+	Config []string `json:"config,omitempty"` // created empty for every configuration
+	Shared []string `json:"shared,omitempty"` // shared by all modules of the node that list it
+	// Migrate says how an upgrade treats state maps whose layout it changes; MigrateDiscard by default.
 	Migrate map[string]string `json:"migrate,omitempty"`
 }
 
 // Rules of migration.
 const (
-	MigrateDiscard = "discard" // the map begins empty
-	MigrateExtend  = "extend"  // keys stay; values are cut or filled up with zeros at the end
+	MigrateDiscard = "discard" // the new map is empty
+	MigrateExtend  = "extend"  // keeps keys, and truncates or zero-pads values
 	MigrateControl = "control" // the new version's control plane fills it from previous.<map>
 )
 
-// Budget is what the package promises to stay within.
+// Budget is the limit that the package declares.
 type Budget struct {
 	Memory  string `json:"memory,omitempty"`  // of all maps, for example 16Mi
 	Latency string `json:"latency,omitempty"` // per packet, for example 200ns
@@ -139,7 +141,7 @@ var ManifestSchema []byte
 
 var manifestSchema = parsed.New(func() (*schema.Schema, error) { return schema.MustCompile(ManifestSchema), nil })
 
-// ParseManifest reads a manifest. file is its name for errors, which are *apierrors.Invalid with their places, joined.
+// ParseManifest parses a manifest. Errors are joined *apierrors.Invalid with positions in file.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
 	tree, index, err := decode.Object(file, data)
 	if err != nil {
@@ -178,7 +180,7 @@ func decodeManifest(tree map[string]any) (*Manifest, error) {
 	return &m, nil
 }
 
-// check covers what the schema cannot say.
+// check checks what the schema cannot express.
 func (m *Manifest) check() error {
 	var all []*apierrors.Invalid
 	wrong := func(field, format string, args ...any) {
@@ -222,8 +224,7 @@ func (m *Manifest) check() error {
 	return apierrors.Join(all)
 }
 
-// checkMaps checks what no schema says: a map is new for each configuration, shared by all map sets, or state that
-// is migrated, and only one of these.
+// checkMaps checks that each map has only one role: config, shared, or state with a migration.
 func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 	for i, name := range m.Maps.Config {
 		if slices.Contains(m.Maps.Shared, name) {
@@ -241,7 +242,7 @@ func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 	}
 }
 
-// checkViews checks that views are of queries of the package, and graphs of fields that they name.
+// checkViews checks that views refer to queries of the package, and graphs to fields of the view.
 func (m *Manifest) checkViews(wrong func(field, format string, args ...any)) {
 	for i, v := range m.Views {
 		if _, ok := m.Queries[v.Query]; !ok {
@@ -253,7 +254,7 @@ func (m *Manifest) checkViews(wrong func(field, format string, args ...any)) {
 	}
 }
 
-// sameReason finds two names for one number.
+// sameReason returns two names with the same number, if any.
 func sameReason(reasons map[string]int) (a, b string, number int) {
 	seen := map[int]string{}
 	for _, name := range slices.Sorted(maps.Keys(reasons)) {
@@ -266,7 +267,7 @@ func sameReason(reasons map[string]int) (a, b string, number int) {
 	return "", "", 0
 }
 
-// Object is the file name of the compiled data plane for hook.
+// Object returns the file name of the compiled data plane for a hook.
 func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o" }
 
 func (m *Manifest) compileSchema() (*schema.Schema, error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Sizes of kernel structures, as the kernel's own account of a map sees them (map_mem_usage since Linux 6.4, memlock in
+// Sizes of kernel structures, as the kernel accounts for them (map_mem_usage since Linux 6.4, memlock in
 // /proc/<pid>/fdinfo). They differ by a few bytes between versions and builds.
 const (
 	structMap       = 320 // struct bpf_array and others: the fixed part of a map
@@ -28,9 +28,8 @@ const (
 	ringPagePointer = 8
 )
 
-// Memory estimates the kernel memory of the package's maps when full, in bytes. maxEntries replaces the compiled size
-// of maps by name and may be nil. A map that both hooks use counts once. Unreadable objects count as nothing: Spec
-// says why.
+// Memory estimates the kernel memory of the package's maps when full, in bytes. maxEntries overrides compiled sizes by
+// map name and may be nil. A map that both hooks use counts once. Objects for which Spec fails count as 0.
 func (p *Package) Memory(maxEntries map[string]uint32) int64 {
 	total := int64(0)
 	for _, m := range p.mapSizes(maxEntries) {
@@ -66,7 +65,7 @@ func (p *Package) largestMap(maxEntries map[string]uint32) string {
 	return name + " (" + FormatBytes(most) + ")"
 }
 
-// mapSizes by map name; data sections, which each hook has for itself, are named <hook>:<section>.
+// mapSizes returns sizes by map name. Each hook has data sections of its own, named <hook>:<section>.
 func (p *Package) mapSizes(maxEntries map[string]uint32) map[string]int64 {
 	sizes := map[string]int64{}
 	for _, hook := range p.Hooks {
@@ -102,15 +101,15 @@ func MapMemory(m *ebpf.MapSpec) int64 {
 	case ebpf.PerCPUHash, ebpf.LRUCPUHash:
 		return hashMemory(m, structElem+key+pointer+value*cpus, cpus)
 	case ebpf.SockHash:
-		// What a socket in a map costs besides, struct sk_psock of about 700 bytes, is charged to no map.
+		// struct sk_psock, about 700 bytes per socket in a map, is not charged to the map.
 		return structHash + int64(1)<<bits.Len64(uint64(max(n, 1)-1))*structBucket + n*(structSockElem+key)
-	case ebpf.SkStorage: // one for each socket that has it, as they come: no size is known
+	case ebpf.SkStorage: // allocated per socket: the size is unknown
 		return structMap
 	case ebpf.LPMTrie:
-		// The kernel's account leaves out the nodes that only fork, as many as entries at most. They are memory too.
+		// The kernel does not account for intermediate nodes, at most as many as entries.
 		return structMap + 2*n*(structTrieNode+int64(m.KeySize)-prefixLen+int64(m.ValueSize))
 	case ebpf.RingBuf, ebpf.UserRingbuf:
-		pages := max(1, n/pageSize) // the agent makes smaller ones a page large
+		pages := max(1, n/pageSize) // the agent rounds smaller ones up to a page
 		return structMap + (ringMetaPages+pages)*pageSize + (ringMetaPages+2*pages)*ringPagePointer
 	case ebpf.ArrayOfMaps:
 		return structMap + n*(pointer+innerMemory(m))
@@ -136,7 +135,7 @@ func arrayMemory(data int64, mapped bool) int64 {
 	return structMap + data
 }
 
-// hashMemory: a preallocated table keeps spare elements for updates in place, one per CPU.
+// hashMemory estimates a hash table. A preallocated one has one spare element per CPU, for updates in place.
 func hashMemory(m *ebpf.MapSpec, elem, cpus int64) int64 {
 	n := int64(m.MaxEntries)
 	buckets := int64(1) << bits.Len64(uint64(max(n, 1)-1))

@@ -28,10 +28,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// SourceBuiltin is the Source of packages inside the binary. That of pulled ones is their reference.
+// SourceBuiltin is the Source of built-in packages.
 const SourceBuiltin = "builtin"
 
-// Files of a package may not be larger, in bytes.
+// Size limits of a package's files, in bytes.
 const (
 	maxManifest = 256 << 10
 	maxObject   = 16 << 20
@@ -43,33 +43,33 @@ type Package struct {
 	Manifest
 	Source       string            // SourceBuiltin, the directory or the reference
 	Digest       string            // sha256:<hex> over the manifest's meaning and the bytes of objects and control files
-	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
-	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
-	Origin       Origin            // of a package that was pulled
+	ControlPlane sdk.Control       // of built-in packages; set by the Catalog
+	ControlFiles map[string][]byte // files of the control plane process, by path in the package
+	Origin       Origin            // of a pulled package
 
-	manifest *Manifest // as read, to be found by the next one who reads it
+	manifest *Manifest // keeps the entry in manifests alive
 
 	objects map[string]object // by hook
-	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
+	whole   map[string]string // by hook: foreign programs that need an adaptor; see OpenForeign
 	parsed  map[string]*parsed.Value[*ebpf.CollectionSpec]
 	facts   func() *facts
 	config  *parsed.Value[*schema.Schema] // of the configuration
 }
 
-// Origin says where a pulled package came from.
+// Origin describes where a pulled package came from.
 type Origin struct {
-	Pinned  string   // reference that always means this content
-	Owner   string   // program that has had it pulled; empty: an operator
-	Signers []string // fingerprints of the node's keys that have signed it under its name
-	Waived  bool     // an operator has waived its signature
+	Pinned  string   // reference by digest
+	Owner   string   // program that requested the pull; empty for an operator
+	Signers []string // fingerprints of the trusted keys that signed it under its name
+	Waived  bool     // an operator waived the signature
 	Problem string   // why it cannot be used; empty if it can
 }
 
 // object returns the bytes of a compiled data plane.
 type object func() []byte
 
-// readAgain has objects read when they are needed. It is for files that cannot change: those in the binary are in
-// memory already.
+// readAgain makes objects be read on demand. It is for files that cannot change, such as those embedded in the binary,
+// which are in memory anyway.
 func (p *Package) readAgain(fsys fs.FS) {
 	for _, hook := range p.Hooks {
 		p.objects[hook] = func() []byte {
@@ -82,7 +82,7 @@ func (p *Package) readAgain(fsys fs.FS) {
 	}
 }
 
-// Open reads the package in a directory. Symbolic links that lead out of it are refused.
+// Open reads the package in a directory. It rejects symbolic links that lead out of the directory.
 func Open(dir string) (*Package, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -92,7 +92,7 @@ func Open(dir string) (*Package, error) {
 	return OpenFS(root.FS(), dir)
 }
 
-// OpenFS reads the package at the root of fsys. source is what errors and Source call it.
+// OpenFS reads the package at the root of fsys. source becomes its Source, and is its name in errors.
 func OpenFS(fsys fs.FS, source string) (*Package, error) {
 	m, err := readManifest(fsys, source)
 	if err != nil {
@@ -116,7 +116,7 @@ func OpenFS(fsys fs.FS, source string) (*Package, error) {
 	return newPackage(m, source, objects, files), nil
 }
 
-// ReadManifest reads only the manifest of the package in a directory, which need not be built.
+// ReadManifest reads the manifest of the package in a directory. The package need not be built.
 func ReadManifest(dir string) (*Manifest, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -137,11 +137,11 @@ func readManifest(fsys fs.FS, source string) (*Manifest, error) {
 	return parsedManifest(source+"/"+ManifestName, data)
 }
 
-// manifests are those of the packages in use, by a hash of file and text. They are read from disk for each change of
-// their modules, to see what has changed there, and parsing takes most of that time.
+// manifests caches the parsed manifests of packages in use, by a hash of file name and text. Each change of a module
+// reads its package again, and parsing would take most of that time.
 var manifests sync.Map // of weak.Pointer[Manifest]
 
-// parsedManifest is ParseManifest of what is not in use. Nothing of the result may be changed.
+// parsedManifest is ParseManifest with a cache. Callers must not change the result.
 func parsedManifest(file string, data []byte) (*Manifest, error) {
 	key := sha256.Sum256(append([]byte(file+"\x00"), data...))
 	if known, ok := manifests.Load(key); ok {
@@ -183,8 +183,7 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// newPackage makes a package of what was read. Objects are parsed on demand, and forgotten: parsed, they take many
-// times the memory.
+// newPackage returns a package. Objects are parsed on demand and not kept: parsed, they take many times the memory.
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
 	p := &Package{Manifest: *m, manifest: m, Source: source, ControlFiles: files, objects: map[string]object{},
 		parsed: map[string]*parsed.Value[*ebpf.CollectionSpec]{}}
@@ -198,7 +197,7 @@ func newPackage(m *Manifest, source string, objects, files map[string][]byte) *P
 	return p
 }
 
-// digest is over the manifest's values, not its spelling: comments and order do not matter.
+// digest returns the digest of the package. It covers the manifest's values, but not comments and order.
 func (p *Package) digest() string {
 	h := sha256.New()
 	manifest, err := json.Marshal(p.Manifest.hashed())
@@ -225,7 +224,7 @@ func (p *Package) digest() string {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
 }
 
-// Equal reports whether two packages from one place are the same.
+// Equal reports whether two packages have the same source and content.
 func (p *Package) Equal(o *Package) bool {
 	return p.Source == o.Source && p.Digest == o.Digest && reflect.DeepEqual(p.Rank, o.Rank) // see hashed
 }
@@ -233,9 +232,8 @@ func (p *Package) Equal(o *Package) bool {
 // HasHook reports whether the package has a data plane for the hook.
 func (p *Package) HasHook(hook string) bool { return slices.Contains(p.Hooks, hook) }
 
-// Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time, but for its Types: to copy
-// them takes long, and few read them. Faults are *ObjectError; a hook that the package does not have
-// is ErrNoHook.
+// Spec returns the checked data plane for a hook (HookTC, HookXDP). The caller may change it, except for Types, which
+// is shared because copying it is slow. Errors are *ObjectError, or ErrNoHook if the package does not support the hook.
 func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	value, ok := p.parsed[hook]
 	if !ok {
@@ -252,8 +250,7 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	return fresh, nil
 }
 
-// ValidateConfig checks config against the schema, which is compiled once for several uses. Errors are
-// *sdk.ConfigError, possibly several joined.
+// ValidateConfig checks config against the schema. Errors are joined *sdk.ConfigError.
 func (p *Package) ValidateConfig(config map[string]any) error {
 	compiled, err := p.config.Get()
 	if err != nil {
@@ -262,15 +259,13 @@ func (p *Package) ValidateConfig(config map[string]any) error {
 	return validateConfig(compiled, config)
 }
 
-// WithDefaults returns a copy of config in which absent properties have the defaults of the schema. It fails as
-// ValidateConfig does.
+// WithDefaults returns a copy of config with the schema's defaults for absent properties. It fails like ValidateConfig.
 func (p *Package) WithDefaults(config map[string]any) (map[string]any, error) {
 	full := schema.FillDefaults(p.ConfigSchema, config)
 	return full, p.ValidateConfig(full)
 }
 
-// Files is everything that the package consists of when it is deployed, by path: the manifest's bytes are not kept, so
-// that it is not among them.
+// Files returns the files of the deployed package by path, without the manifest, whose text is not kept.
 func (p *Package) Files() map[string][]byte {
 	out := maps.Clone(p.ControlFiles)
 	if out == nil {
@@ -307,8 +302,8 @@ func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
 	return spec, p.checkSpec(file, spec)
 }
 
-// loadObject parses an ELF object. Errors are *ObjectError, with ErrNotELF for what is none and ErrNoBTF for one that
-// was compiled without -g.
+// loadObject parses an ELF object. Errors are *ObjectError, with ErrNotELF for other files and ErrNoBTF for objects
+// compiled without -g.
 func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
 	if !bytes.HasPrefix(object, []byte("\x7fELF")) {
 		return nil, &ObjectError{File: file, Err: ErrNotELF}
@@ -323,7 +318,7 @@ func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// hasNoBTF is asked of an object that was parsed, or could not be, for which missing BTF may be the reason.
+// hasNoBTF reports whether an object, which may have failed to parse, lacks BTF.
 func hasNoBTF(spec *ebpf.CollectionSpec, object []byte) bool {
 	if spec != nil {
 		return spec.Types == nil

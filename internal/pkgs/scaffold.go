@@ -21,34 +21,33 @@ var templateFS embed.FS
 
 var packageName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 
-// skeleton is a file of a new package: the template it is made of, in which {{.Name}} stands for the name of the
-// package, and its name.
+// skeleton is a file of a new package: its template, in which {{.Name}} is the package's name, and its file name.
 type skeleton struct {
 	template, file string
 	mode           fs.FileMode
 }
 
-// Kinds of control planes that New knows.
+// Kinds of control planes for New.
 const (
 	NewWithoutControl = ""
 	NewWithPython     = "python"
 )
 
-// Kinds of packages that New knows: one that watches UDP ports, one that answers requests, and one that has a model
-// judge features of packets.
+// Kinds of packages for New: one that watches UDP ports, one that replies to requests, and one that evaluates a model
+// on features of packets.
 const (
 	NewWatch     = "watch"
 	NewResponder = "responder"
 	NewExtractor = "extractor"
 )
 
-// Kinds are the kinds of packages that New knows.
+// Kinds lists the kinds of packages.
 var Kinds = []string{NewWatch, NewResponder, NewExtractor}
 
-// source is the data plane of a new package, by its template.
+// source returns the data plane of a new package.
 func source(name, template string) skeleton { return skeleton{template, name + ".bpf.c", 0o644} }
 
-// named are files that have the names of their templates, in a directory of templates.
+// named returns files with the names of their templates in dir.
 func named(dir string, files ...string) []skeleton {
 	var all []skeleton
 	for _, file := range files {
@@ -87,7 +86,7 @@ func skeletons(name, kind, control string) ([]skeleton, error) {
 	return nil, fmt.Errorf("%q is no kind of package that can be begun: use one of %s", kind, strings.Join(Kinds, ", "))
 }
 
-// New writes a small package that works into dir, which must be absent or empty: something to build, run and change.
+// New writes a small working package, as a starting point, to dir, which must be absent or empty.
 func New(dir, name, kind, control string) error {
 	if !packageName.MatchString(name) || len(name) > 63 {
 		return fmt.Errorf("%q is not a package name: use lower-case letters, digits and dashes, at most 63", name)
@@ -107,7 +106,7 @@ func New(dir, name, kind, control string) error {
 	return nil
 }
 
-// makeEmpty makes a directory, or finds it empty.
+// makeEmpty creates a directory, or checks that it is empty.
 func makeEmpty(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -51,8 +51,8 @@ type revealer struct {
 	read func(string) (string, error)
 }
 
-// reveal returns a copy of v in which secrets are their plain text. Which fields are secret is the schema's to say
-// ("secret": true); path is the place of v in the config, for errors.
+// reveal returns a copy of v with secrets in plain text. The schema marks secret fields ("secret": true); path is the
+// location of v in the config, for errors.
 func (r revealer) reveal(s map[string]any, v any, path []string) (any, error) {
 	s = schema.Resolve(r.root, s)
 	if secret, _ := s["secret"].(bool); secret {
@@ -83,7 +83,7 @@ func (r revealer) reveal(s map[string]any, v any, path []string) (any, error) {
 	return v, nil
 }
 
-// open reads a secret. What was given in its place is not repeated in the error.
+// open reads a secret. The error does not contain an inline value, which may be the secret itself.
 func (r revealer) open(v any, path []string) (any, error) {
 	object, _ := v.(map[string]any)
 	file, ok := object["fromFile"].(string)

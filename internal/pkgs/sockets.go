@@ -11,25 +11,25 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Programs of a data plane on the hook sockets. All are in one object. The names are those of every
-// package on sockets, without a prefix of its own, and those of pins that an agent of another version finds.
+// Programs of a data plane on the hook sockets. All are in one object. Every package on sockets uses these names, and
+// pins have them, so that agents of other versions find them.
 const (
 	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
 	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be released
 	EntryAge      = "age"      // SEC("syscall"), finds sockets that are idle
-	EntryGuard    = "guard"    // SEC("lsm/file_permission"), of built-in packages; runs where the kernel has BPF as LSM
+	EntryGuard    = "guard"    // SEC("lsm/file_permission"), built-in packages only; runs if the BPF LSM is enabled
 )
 
 // Maps that a data plane with EntryDrain has.
 const (
-	MapOff = "off" // ARRAY of one u32: not 0 when no byte is to be redirected any more
-	// HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
+	MapOff = "off" // ARRAY of one u32: if not 0, nothing more is redirected
+	// HASH with the keys of sockets in the SOCKHASH that EntryDrain or EntryAge found to hold no redirected bytes
 	MapDrained = "drained"
-	MapGuarded = "guarded" // ARRAY of one u32: not 0 while the kernel calls EntryGuard, which sets it
+	MapGuarded = "guarded" // ARRAY of one u32: set by EntryGuard, which shows that the kernel calls it
 )
 
-// What can be wrong with a data plane on sockets.
+// Errors of a data plane on sockets.
 var (
 	ErrSocketsEntry = errors.New("not a valid data plane on sockets: it has sockops programs all or services, one " +
 		"sk_msg program, and syscall programs drain and age")
@@ -41,7 +41,7 @@ var (
 	ErrNoAge = errors.New("needs drain")
 )
 
-// checkSockets is what a manifest of the hook sockets must not say.
+// checkSockets returns a field that is not allowed with the hook sockets, and the reason.
 func (m *Manifest) checkSockets() (field, reason string) {
 	switch {
 	case !slices.Contains(m.Hooks, HookSockets):
@@ -58,7 +58,7 @@ func (m *Manifest) checkSockets() (field, reason string) {
 	return "", ""
 }
 
-// checkSocketsSpec is what a data plane on sockets must keep to.
+// checkSocketsSpec checks a data plane on sockets.
 func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 	messages, entries := "", 0
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
@@ -87,7 +87,8 @@ func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 	return p.checkDrain(spec)
 }
 
-// SocketMap is the name of the SOCKHASH that the sk_msg program is attached to; false if there is not exactly one.
+// SocketMap returns the name of the SOCKHASH that the sk_msg program is attached to, or false unless there is exactly
+// one.
 func SocketMap(spec *ebpf.CollectionSpec) (string, bool) {
 	found := ""
 	for name, m := range spec.Maps {
@@ -101,8 +102,8 @@ func SocketMap(spec *ebpf.CollectionSpec) (string, bool) {
 	return found, found != ""
 }
 
-// checkDrain checks the maps by which a module on sockets releases connections before it is replaced: a map that
-// holds sockets keeps their program, and their bytes.
+// checkDrain checks the maps with which a module on sockets releases connections before it is replaced: sockets in a
+// map keep its program, and their redirected bytes.
 func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 	sockets, ok := SocketMap(spec)
 	if ok && slices.Contains(p.Maps.Config, sockets) {

@@ -28,10 +28,10 @@ const (
 	EntryExit    = "kerb_exit" // optional, with one of the others
 )
 
-// smallestRing is the size of a page where pages are smallest, in bytes.
+// smallestRing is the smallest page size of any architecture, in bytes.
 const smallestRing = 4096
 
-// checkSpec is what a data plane must keep to be linked into a chain.
+// checkSpec checks that a data plane can be linked into a chain.
 func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
 	entries := checkEntries
 	if p.HasHook(HookSockets) {
@@ -56,8 +56,8 @@ func inObject(file string, err error) error {
 	return err
 }
 
-// checkEntries checks that the object has an entry for one direction at least, and no other program. The first error by
-// name is returned, so that messages do not vary.
+// checkEntries checks that the object has at least one entry point, and no other programs. It checks by name, so that
+// the error is deterministic.
 func checkEntries(spec *ebpf.CollectionSpec) error {
 	if spec.Programs[EntryEgress] == nil && spec.Programs[EntryIngress] == nil {
 		return &ObjectError{Err: ErrNoEntry}
@@ -77,7 +77,7 @@ func checkEntries(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// checkEntry compares the entry's signature and its idea of struct kerb_pkt with the contract.
+// checkEntry compares the signature and struct kerb_pkt of an entry point with the contract.
 func checkEntry(prog *ebpf.ProgramSpec, params int) error {
 	fn := btf.FuncMetadata(&prog.Instructions[0])
 	if fn == nil {
@@ -107,8 +107,8 @@ func checkEntry(prog *ebpf.ProgramSpec, params int) error {
 	return checkContract(pkt, relocated)
 }
 
-// checkMaps checks that the maps of the manifest exist. The kernel would refuse a ring buffer of another size with
-// EINVAL, which names nothing.
+// checkMaps checks that the maps of the manifest exist, and the size of ring buffers, which the kernel would reject
+// with a bare EINVAL.
 func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	for _, name := range slices.Concat(p.Maps.Config, p.Maps.Shared) {
 		if spec.Maps[name] == nil {
@@ -125,7 +125,7 @@ func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// mapNames returns the names of the maps for messages, sorted. Sections of the compiler, such as .rodata, are left out.
+// mapNames returns the sorted names of the maps, for messages, without data sections such as .rodata.
 func mapNames(spec *ebpf.CollectionSpec) string {
 	var names []string
 	for name := range spec.Maps {
@@ -140,7 +140,7 @@ func mapNames(spec *ebpf.CollectionSpec) string {
 	return strings.Join(names, ", ")
 }
 
-// checkConstants makes sure that every config property has a constant that can hold it.
+// checkConstants checks that every config property has a constant that can hold it.
 func (p *Package) checkConstants(spec *ebpf.CollectionSpec) error {
 	properties, _ := p.ConfigSchema["properties"].(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
@@ -160,7 +160,7 @@ func (p *Package) checkConstants(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// constantType returns the integer that a constant of the object is, by its BTF.
+// constantType returns the integer type of a constant from BTF.
 func constantType(v *ebpf.VariableSpec) (*btf.Int, error) {
 	if v.Type == nil {
 		return nil, ErrNoBTF
@@ -172,8 +172,8 @@ func constantType(v *ebpf.VariableSpec) (*btf.Int, error) {
 	return number, nil
 }
 
-// Constants turns a valid config into values of the constants' exact types (bool, uint8 ... int64), for packages
-// without control plane. A value that its constant cannot hold is a *sdk.ConfigError.
+// Constants converts a valid config to values of the constants' exact types (bool, uint8 ... int64), for packages
+// without a control plane. If a value does not fit, it returns a *sdk.ConfigError.
 func (p *Package) Constants(config map[string]any) (map[string]any, error) {
 	spec, err := p.Spec(p.Hooks[0])
 	if err != nil {
@@ -194,7 +194,7 @@ func (p *Package) Constants(config map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
-// constant converts a value of Go or JSON to the type of a constant. Values that do not fit are errors, never cut.
+// constant converts a value of Go or JSON to the type of a constant. It returns an error for values that do not fit.
 func constant(v *ebpf.VariableSpec, value any) (any, error) {
 	kind, err := constantType(v)
 	if err != nil {

@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	flowsEvery = time.Second     // clients that follow get flows
-	flowsLimit = 5 * time.Second // for the answer of a module
+	flowsEvery = time.Second     // period of updates for clients that follow
+	flowsLimit = 5 * time.Second // timeout of a query to a module
 )
 
-// flowsSeen is what a client that follows has got.
+// flowsSeen records what was sent to a client that follows.
 type flowsSeen struct {
 	until   map[string]uint64 // by module
 	missing map[flowPlace]v1.MissingFlows
 }
 
-// Flows passes on what modules have recorded, and then what they record until ctx ends.
+// Flows sends the flows that modules have recorded, and then new ones until ctx ends.
 func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, send func(v1.FlowLine) error) error {
 	if r.Follow && r.Since > 0 {
 		return &apierrors.Invalid{Reason: "follow shows single flows, and since sums: use one of them"}
@@ -50,8 +50,8 @@ func (v *Views) Flows(ctx context.Context, r v1.FlowsRequest, send func(v1.FlowL
 	}
 }
 
-// sendFlows passes on the flows that have had packets since those that were seen, then what is missing, and then the
-// errors of modules that did not answer.
+// sendFlows sends the flows with packets since the last call, then the numbers of missing flows, and then the errors of
+// modules that did not reply.
 func (v *Views) sendFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, send func(v1.FlowLine) error) error {
 	names, recorders, err := v.flowNames(r.Service)
 	if err != nil {
@@ -95,7 +95,7 @@ func (v *Views) sendFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen
 	return errors.Join(failed...)
 }
 
-// queryFlows asks a module, whose records have its name.
+// queryFlows queries one module.
 func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q url.Values) (r sdk.FlowRecords,
 	err error) {
 	ctx, cancel := context.WithTimeout(ctx, flowsLimit)
@@ -112,7 +112,7 @@ func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q
 	return r, nil
 }
 
-// flowNames are the names that modules do not know.
+// flowNames has the names of services and modules, which modules do not know.
 type flowNames struct {
 	services map[string]string // by address
 	droppers map[uint32]status.Dropper
@@ -120,7 +120,7 @@ type flowNames struct {
 
 type flowPlace struct{ module, iface, service string }
 
-// flowNames returns the names of now, and the modules that record flows.
+// flowNames returns the current names, and the control planes of modules that record flows.
 func (v *Views) flowNames(service string) (*flowNames, map[string]*control.Supervisor, error) {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()

@@ -13,17 +13,17 @@ func (v *Views) Changes(_ context.Context, r v1.ChangesRequest) ([]v1.ChangeReco
 	return v.ChangeLog.List(r), nil
 }
 
-// Change returns one.
+// Change returns the record of one change.
 func (v *Views) Change(_ context.Context, number int64) (v1.ChangeRecord, error) {
 	return v.ChangeLog.Get(number)
 }
 
-// Events passes on what has happened.
+// Events sends events.
 func (v *Views) Events(ctx context.Context, r v1.EventsRequest, send func(v1.Event) error) error {
 	return v.EventLog.Read(ctx, r, send)
 }
 
-// History passes on samples.
+// History sends samples.
 func (v *Views) History(ctx context.Context, r v1.HistoryRequest, send func(v1.HistoryLine) error) error {
 	return v.Samples.History(ctx, r, send)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/status"
 )
 
-// modules returns a function that reads one module with its status. Counters are read from the kernel once, for all
+// modules returns a function that reads one module with its status. It reads the counters from the kernel once for all
 // modules of a list, and without the lock.
 func (v *Views) modules() func(string) resource.Object {
 	counts := v.counts()
@@ -30,7 +30,7 @@ func (v *Views) modules() func(string) resource.Object {
 	}
 }
 
-// counts are the packets of all modules.
+// counts returns the packet counters of all modules.
 func (v *Views) counts() dataplane.Counts {
 	counts, err := v.Dataplane.Counts()
 	if err != nil {
@@ -55,8 +55,8 @@ func (v *Views) services() func(string) resource.Object {
 	}
 }
 
-// service returns one service with its status, or nil. It reads of the kernel what is about this service alone, and
-// waits for no change: kerb-cni reads the service of each pod that starts, and many start together.
+// service returns one service with its status, or nil. It reads only the kernel state of this service and does not wait
+// for changes, since kerb-cni calls it for each pod that starts, and many start at the same time.
 func (v *Views) service(name string, brief bool) resource.Object {
 	v.Lock.Lock()
 	points := v.Now.ServicePoints(name)
@@ -76,7 +76,7 @@ func (v *Views) addPrograms(o resource.Object) error {
 	return nil
 }
 
-// programs are the kernel's ids of running programs by attach point.
+// programs returns the ids of attached programs by attach point.
 func (v *Views) programs() map[chain.Point]uint32 {
 	state, err := v.Look(time.Second)
 	if err != nil {
@@ -85,9 +85,9 @@ func (v *Views) programs() map[chain.Point]uint32 {
 	return state.Programs()
 }
 
-// programsOn returns the kernel's ids of the programs on some points. As long as these run what was seen last, no
-// change has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as Look
-// says. If brief, that they were seen suffices.
+// programsOn returns the ids of the programs on the given points. If the points still have the programs of the last
+// observation, it neither waits for changes nor reads the rest of the node; otherwise, for example during a trace, it
+// calls Look. If brief, it does not compare with the kernel.
 func (v *Views) programsOn(points []chain.Point, brief bool) map[chain.Point]uint32 {
 	if seen := v.Seen.Load(); seen != nil {
 		known := seen.Programs()
@@ -118,8 +118,8 @@ func (v *Views) virtualServices() func(string) resource.Object {
 	}
 }
 
-// sets returns a function that reads one set with its status. Which modules use the sets is determined once, for all
-// sets of a list.
+// sets returns a function that reads one set with its status. It determines the users of sets once for all sets of a
+// list.
 func (v *Views) sets() func(string) resource.Object {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
@@ -143,7 +143,7 @@ func (v *Views) models() func(string) resource.Object {
 		if !ok {
 			return nil
 		}
-		if m.Status = v.Models.Status(name); m.Status == nil { // it is just coming
+		if m.Status = v.Models.Status(name); m.Status == nil { // a change that adds it is in progress
 			m.Status = &v1.ModelStatus{}
 			return &m
 		}

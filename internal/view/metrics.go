@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/status"
 )
 
-// LostMetric is a metric of a module that the last scrape has left out; empty if none is.
+// LostMetric returns a metric of a module that the last scrape omitted, or "".
 func (v *Views) LostMetric(module string) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -24,7 +24,7 @@ func (v *Views) Collect(out *promtext.Set) {
 	v.collectOutcomes(out)
 	status.CollectCounts(v.counts(), out)
 	supervisors := v.collectOwn(out)
-	// Outside the lock: one that does not answer must not keep the agent from changes.
+	// Without the lock: a control plane that does not reply must not block changes.
 	clashes := status.Scrape(v.Base, v.Log, supervisors, out)
 	v.mu.Lock()
 	before := v.clashes
@@ -37,14 +37,14 @@ func (v *Views) Collect(out *promtext.Set) {
 	}
 }
 
-// yield lets those continue that wait for v.Lock, which is held.
+// yield releases v.Lock, so that waiting goroutines can continue, and takes it again.
 func (v *Views) yield() {
 	v.Lock.Unlock()
 	runtime.Gosched()
 	v.Lock.Lock()
 }
 
-// collectOwn reads what needs no control plane, and returns those that there are.
+// collectOwn collects the metrics that need no control plane, and returns the control planes.
 func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
@@ -56,8 +56,8 @@ func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	return v.Live.Planes()
 }
 
-// collectOutcomes adds the parse outcomes per chain. Outcomes without packets have no series; a chain whose counters
-// cannot be read is left out.
+// collectOutcomes adds the parse outcomes per chain. It omits outcomes without packets, and chains whose counters
+// cannot be read.
 func (v *Views) collectOutcomes(out *promtext.Set) {
 	seen := v.Seen.Load()
 	if seen == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// Chains lists the chains that run, and those that are pinned without running.
+// Chains lists the attached chains, and those that are pinned but not attached.
 func (v *Views) Chains(context.Context) ([]v1.Chain, error) {
 	state, err := v.Look(time.Second)
 	if err != nil {
@@ -29,7 +29,7 @@ func (v *Views) Chains(context.Context) ([]v1.Chain, error) {
 	counts := v.counts()
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
-	ready, _ := v.Now.Inputs().Ready(v.Now.Points) // none if the order of modules is a cycle
+	ready, _ := v.Now.Inputs().Ready(v.Now.Points) // empty if the order of modules has a cycle
 	var out []v1.Chain
 	for _, c := range state.Chains {
 		view := v.Now.Chain(c, state.Points)
@@ -42,8 +42,8 @@ func (v *Views) Chains(context.Context) ([]v1.Chain, error) {
 	return out, nil
 }
 
-// Counts reads the counters of all chains and modules, and whether other things may have changed. Unlike lists it asks
-// the kernel for nothing else.
+// Counts returns the counters of all chains and modules, and whether anything else may have changed. Unlike lists, it
+// reads nothing else from the kernel.
 func (v *Views) Counts(context.Context) (v1.NodeCounts, error) {
 	out := v1.NodeCounts{Change: v.ChangeLog.Last(), State: v.Now.Recorder.Version(), Chains: []v1.ChainCounts{},
 		Modules: []v1.ModuleDrops{}}
@@ -60,21 +60,21 @@ func (v *Views) Counts(context.Context) (v1.NodeCounts, error) {
 	return out, nil
 }
 
-// Packages lists the built-in packages, those that were pulled and those that modules use.
+// Packages lists the built-in packages, the pulled ones and those that modules use.
 func (v *Views) Packages(context.Context) ([]v1.Package, error) {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
 	return deploy.Packages(v.Catalog, v.Now.Modules)
 }
 
-// Package returns one by name or directory.
+// Package returns a package by name or directory.
 func (v *Views) Package(_ context.Context, name string) (v1.Package, error) {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
 	return deploy.Package(v.Catalog, v.Now.Modules, name)
 }
 
-// Status is the agent at a glance.
+// Status returns a summary of the agent.
 func (v *Views) Status(context.Context) (v1.NodeStatus, error) {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
-// Drops returns the last packets that modules dropped, oldest first. Chains keep them: no trace needs to have run.
+// Drops returns the last packets that modules dropped, oldest first. Chains record them, also without a trace.
 func (v *Views) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, error) {
 	filter, err := trace.Filter(v1.TraceRequest{Host: r.Host, Protocol: r.Protocol, Port: r.Port, Bytes: r.Bytes})
 	if err != nil {
@@ -32,7 +32,7 @@ func (v *Views) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, 
 	return out[len(out)-min(len(out), r.Count):], err
 }
 
-// LastPackets shows the last packets that chains kept because they were slow, dropped, or got no verdict.
+// LastPackets shows the last packets that chains recorded because they were slow, were dropped, or got no verdict.
 func (v *Views) LastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show func(v1.TraceLine) error) error {
 	if r.Program != "" {
 		return &apierrors.Invalid{Field: "program", Reason: "expressions select packets that come, not packets that were " +
@@ -66,7 +66,7 @@ func (v *Views) LastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show fun
 	return nil
 }
 
-// kept has what is needed to put packets into words that chains have kept.
+// kept converts packets that chains have recorded to API objects.
 type kept struct {
 	*Views
 	request v1.TraceRequest
@@ -89,12 +89,13 @@ func (v *Views) kept(r v1.TraceRequest, f dataplane.TraceFilter) (kept, error) {
 		Note: now.NoteNames(), Name: trace.NoteValues(v.Live.Planes())}}, nil
 }
 
-// wanted reports whether the request is about a packet.
+// wanted reports whether a packet matches the request.
 func (k kept) wanted(p v1.TracedPacket) bool {
 	return (k.request.Service == "" || k.request.Service == p.Service) && trace.Matches(k.request, p)
 }
 
-// dropped are packets that modules dropped, or returned no verdict for; those of deleted modules have no names.
+// dropped returns packets that modules dropped, or for which they returned no verdict. It omits those of deleted
+// modules.
 func (k kept) dropped() ([]v1.TracedPacket, error) {
 	packets, err := k.Dataplane.LastDrops()
 	drops := trace.Drops{Filter: k.filter, Reader: k.reader}
@@ -110,7 +111,7 @@ func (k kept) dropped() ([]v1.TracedPacket, error) {
 	return out, err
 }
 
-// slow are packets that took long.
+// slow returns packets with a high latency.
 func (k kept) slow() (out []v1.TracedPacket, err error) {
 	packets, err := k.Dataplane.LastSlow()
 	words := trace.Slow{Filter: k.filter, Reader: k.reader}

@@ -13,15 +13,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/samples"
 )
 
-// sampled is what was read for the last sample. What takes long is read again after 10 minutes, or if there may be more
-// of it.
+// sampled caches readings of the last sample. Slow ones are repeated after 10 minutes, or if they may have grown.
 type sampled struct {
 	interfaces samples.Interfaces
-	text       []byte // that these were read from
+	text       []byte // the source of these readings
 	modules    map[string]moduleReadings
 }
 
-// moduleReadings are those of a module.
+// moduleReadings are the cached readings of a module.
 type moduleReadings struct {
 	at      time.Time
 	of      *deploy.Module // whose memory it is
@@ -30,7 +29,7 @@ type moduleReadings struct {
 	memory  int64
 }
 
-// Sample reads what is sampled. One goroutine calls it.
+// Sample takes a sample. Only one goroutine may call it.
 func (v *Views) Sample(out *samples.Readings) {
 	out.Reset()
 	out.AddAgent(v.Now.Recorder.Problems())
@@ -41,7 +40,7 @@ func (v *Views) Sample(out *samples.Readings) {
 	}
 	for key, stats := range counts.Modules {
 		dropped[key.Module] += stats.Verdicts[kerbabi.Drop].Packets
-		if stats.Latency.Sum > 0 { // most modules of an idle node have measured none
+		if stats.Latency.Sum > 0 { // on an idle node, most modules have no measurements
 			took := stats.Latency
 			out.AddLatency(key.Module, string(key.Direction), took.Histogram())
 		}

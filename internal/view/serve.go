@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// ServiceOf returns a service as it was applied and found.
+// ServiceOf returns the spec and the observed state of a service.
 func (v *Views) ServiceOf(name string) (v1.ServiceSpec, service.State) {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
@@ -20,7 +20,7 @@ func (v *Views) ServiceOf(name string) (v1.ServiceSpec, service.State) {
 	return s.Spec, v.Now.Services[name]
 }
 
-// ServeModule serves the routes of a module's control plane.
+// ServeModule proxies a request to the routes of a module's control plane.
 func (v *Views) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	v.Lock.Lock()
 	plane, runs := v.Live.Plane(name)

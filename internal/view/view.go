@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package view has what the API reads of a node: resources with their status, chains, packages, the agent at a glance,
-// metrics, and what has happened.
+// Package view implements the read side of the API: resources with their status, chains, packages, a summary of the
+// agent, metrics, events and history.
 package view
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/store"
 )
 
-// Views are safe for concurrent use. They wait for no change but as long as Look does.
+// Views is safe for concurrent use. It waits for a running change only in Look.
 type Views struct {
 	Base      context.Context // of requests to control planes
 	Log       *slog.Logger
@@ -40,10 +40,10 @@ type Views struct {
 	ChangeLog *history.Log
 	EventLog  *history.Events
 	Samples   *samples.Sampler
-	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
+	// Look returns the state of the kernel, or the last observed one if a running change takes longer than patience.
 	Look func(patience time.Duration) (chain.State, error)
 	Seen atomic.Pointer[chain.State] // by the last Look
-	// ProcessName returns what a client's process is known as, empty if it is not.
+	// ProcessName returns the name under which the agent knows a client's process, or "".
 	ProcessName func(pid int) string
 	Started     time.Time
 	Took        *promtext.Histogram // how long changes took
@@ -52,19 +52,19 @@ type Views struct {
 	sampled sampled // by Sample only
 
 	mu      sync.Mutex
-	clashes map[string]string // of the last scrape: module to a metric of it that is left out
+	clashes map[string]string // of the last scrape: by module, a metric that was omitted
 }
 
-// kindOf is how resources of a kind are read, if not as they were applied. All fields are optional.
+// kindOf describes how resources of a kind are read, if not as they were applied. All fields are optional.
 type kindOf struct {
-	// names lists the resources; those that were applied unless set.
+	// names lists the resources; by default those that were applied.
 	names func() []string
-	// views returns a function that returns a resource with its status, or nil. What all views need is read once.
+	// views returns a function that returns a resource with its status, or nil. It reads shared data once.
 	views func() func(name string) resource.Object
-	// one returns one resource with its status, or nil, without what views read for all of them. brief asks the kernel for
-	// nothing that was read before.
+	// one returns one resource with its status, or nil, without reading the data that views share. With brief, it does not
+	// read again what it has read from the kernel before.
 	one func(name string, brief bool) resource.Object
-	// detail adds what lists leave out.
+	// detail adds fields that lists omit.
 	detail func(resource.Object) error
 }
 
@@ -96,7 +96,7 @@ func (v *Views) List(_ context.Context, kind resource.Kind) ([]resource.Object, 
 	return out, nil
 }
 
-// Get returns one.
+// Get returns one resource with its status.
 func (v *Views) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
 	o, err := v.get(kind, name, false)
 	if detail := v.kinds()[kind].detail; detail != nil && err == nil {
@@ -105,7 +105,7 @@ func (v *Views) Get(_ context.Context, kind resource.Kind, name string) (resourc
 	return o, err
 }
 
-// Brief returns one without what lists leave out, and with what is known of the kernel.
+// Brief returns one resource without the fields that lists omit, and with the last known state of the kernel.
 func (v *Views) Brief(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
 	return v.get(kind, name, true)
 }
@@ -122,7 +122,7 @@ func (v *Views) get(kind resource.Kind, name string, brief bool) (o resource.Obj
 	return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
 }
 
-// viewsOf returns the views of a kind. They are copies, which callers may change.
+// viewsOf returns the views function of a kind. It returns copies, which callers may change.
 func (v *Views) viewsOf(kind resource.Kind) func(name string) resource.Object {
 	if views := v.kinds()[kind].views; views != nil {
 		return views()
@@ -135,7 +135,7 @@ func (v *Views) viewsOf(kind resource.Kind) func(name string) resource.Object {
 	}
 }
 
-// Version returns a resource as it was in an earlier generation.
+// Version returns an earlier generation of a resource.
 func (v *Views) Version(_ context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
 	now, ok := v.present()[kind.Names().Kind][name]
 	if !ok {
@@ -150,7 +150,7 @@ func (v *Views) Version(_ context.Context, kind resource.Kind, name string, gene
 	return o, err
 }
 
-// present returns the desired state, in which nothing is changed.
+// present returns the current desired state, which callers must not change.
 func (v *Views) present() resource.State {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package histogram has the buckets of sdk.Histogram, for programs that import nothing else of the SDK. In C:
-// kerb/buckets.h.
+// Package histogram defines the buckets of sdk.Histogram, for programs that import nothing else of the SDK. The C
+// implementation is kerb/buckets.h.
 package histogram
 
 import "math/bits"
 
-// Bucket returns the place of a value in a histogram of at least 4 buckets: four for each power of two. The last one
-// has all that is larger.
+// Bucket returns the bucket of a value in a histogram with at least 4 buckets, four per power of two. The last bucket
+// counts all larger values.
 func Bucket(v uint64, buckets int) int {
 	if v >= 4 {
 		e := bits.Len64(v) - 1

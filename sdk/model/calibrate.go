@@ -4,8 +4,7 @@ package model
 
 import "math"
 
-// Calibrate finds the ranges of inputs and layers on rows of data, in the order of d.Features: int8 covers them in 127
-// steps.
+// Calibrate sets d.Ranges from rows of data in the order of d.Features. int8 quantises each range in 127 steps.
 func (d *Document) Calibrate(rows [][]float64) error {
 	if !d.layered() {
 		return wrong("kind", "a model of kind %s is exact; nothing to quantise", d.Kind)
@@ -35,7 +34,7 @@ func (d *Document) Calibrate(rows [][]float64) error {
 	}
 	for _, list := range [][][2]float64{r.Inputs, r.Layers} {
 		for i := range list {
-			if list[i][1]-list[i][0] < 1e-6 { // never changed
+			if list[i][1]-list[i][0] < 1e-6 { // constant
 				list[i][1] = list[i][0] + 1
 			}
 		}

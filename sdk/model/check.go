@@ -12,11 +12,10 @@ import (
 
 var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 
-// maxNumber bounds all numbers of a document: beyond it sums lose what they are to decide.
+// maxNumber bounds all numbers of a document: larger ones would cost sums their precision.
 const maxNumber = 1 << 40
 
-// Check finds what is wrong with a document. Errors are *Error. Pack finds what is too large for the data plane's
-// arithmetic.
+// Check validates a document. Errors are *Error. Pack checks the limits of the data plane's arithmetic.
 func (d *Document) Check() error {
 	checks := []func() error{d.checkHead, d.checkNames, d.checkScale, d.checkInfo}
 	if d.layered() {
@@ -36,7 +35,7 @@ func (d *Document) layered() bool {
 	return slices.Contains([]string{MLP, Conv1D, Logistic, Linear}, d.Kind)
 }
 
-// checkHead checks what a model of each kind has: format, kind, name, features, classes.
+// checkHead checks the fields that all kinds have: format, kind, name, features, classes.
 func (d *Document) checkHead() error {
 	switch {
 	case d.Format != Format:
@@ -58,7 +57,7 @@ func (d *Document) checkHead() error {
 	return nil
 }
 
-// checkNames checks features and classes, whose number and order give columns and outputs their meaning.
+// checkNames checks the names of features and classes, whose order is that of columns and outputs.
 func (d *Document) checkNames() error {
 	if err := distinct("features", d.Features, 1, MaxFeatures); err != nil {
 		return err
@@ -66,7 +65,7 @@ func (d *Document) checkNames() error {
 	return distinct("classes", d.Classes, 2, MaxClasses)
 }
 
-// distinct refuses names that are empty or occur twice, and lists that are not least to most names long.
+// distinct rejects empty and duplicate names, and lists with fewer than least or more than most names.
 func distinct(field string, names []string, least, most int) error {
 	if len(names) < least || len(names) > most {
 		return wrong(field, "%d names; there have to be %d to %d", len(names), least, most)
@@ -79,7 +78,7 @@ func distinct(field string, names []string, least, most int) error {
 	return nil
 }
 
-// finite refuses numbers that are none, or too large.
+// finite rejects NaN, infinities and numbers that are too large.
 func finite(field string, numbers ...float64) error {
 	for i, v := range numbers {
 		if len(numbers) > 1 {
@@ -99,7 +98,7 @@ func finite(field string, numbers ...float64) error {
 	return nil
 }
 
-// numbers checks a list of one number per feature or whatever has a name.
+// numbers checks a list with one number per item, such as per feature.
 func numbers(field string, list []float64, want int, of string) error {
 	if len(list) != want {
 		return wrong(field, "%d numbers for %d %s", len(list), want, of)
@@ -107,8 +106,8 @@ func numbers(field string, list []float64, want int, of string) error {
 	return finite(field, list...)
 }
 
-// checkScale checks that each feature has one offset and one width: mean and std, or min and max. A width of nearly 0,
-// of a feature that never changed in training, would make any other value of it decide everything.
+// checkScale checks that each feature has an offset and a width: mean and std, or min and max. If a feature was
+// constant in training, its width is nearly 0, and any other value would dominate the decision.
 func (d *Document) checkScale() error {
 	s, n := d.Scale, len(d.Features)
 	if s == nil {
@@ -137,7 +136,7 @@ func (d *Document) checkScale() error {
 	return nil
 }
 
-// of returns what is taken from feature i and what it is divided by.
+// of returns the offset and the divisor of feature i.
 func (s *Scale) of(i int) (from, width float64) {
 	switch {
 	case s == nil:
@@ -148,7 +147,8 @@ func (s *Scale) of(i int) (from, width float64) {
 	return s.Min[i], s.Max[i] - s.Min[i]
 }
 
-// checkThreshold checks the bound of a model with two classes: a probability, or any number where the output is none.
+// checkThreshold checks the threshold of a model with two classes: a probability, or any number if the output is not
+// one.
 func (d *Document) checkThreshold() error {
 	if d.Threshold == nil {
 		return nil
@@ -162,7 +162,7 @@ func (d *Document) checkThreshold() error {
 	return finite("threshold", *d.Threshold)
 }
 
-// checkInfo checks the numbers that are only shown. They came from a training, and may be NaN.
+// checkInfo checks the numbers that are only displayed. They come from training, and may be NaN.
 func (d *Document) checkInfo() error {
 	if d.Accuracy != nil {
 		if err := finite("accuracy", *d.Accuracy); err != nil {
@@ -177,7 +177,7 @@ func (d *Document) checkInfo() error {
 	return nil
 }
 
-// checkLayers follows the width of the values from the features through all layers to the classes.
+// checkLayers checks that the output width of each layer is the input width of the next, from features to classes.
 func (d *Document) checkLayers() error {
 	switch {
 	case len(d.Trees) > 0 || d.Base != nil:
@@ -204,7 +204,7 @@ func (d *Document) checkLayers() error {
 	return d.checkOutput(width)
 }
 
-// checkLayer returns how many outputs the layer has.
+// checkLayer returns the number of outputs of the layer.
 func (d *Document) checkLayer(field string, l *Layer, inputs int) (int, error) {
 	outputs, columns := len(l.Weights), inputs
 	if l.Conv != nil {
@@ -232,7 +232,7 @@ func (d *Document) checkLayer(field string, l *Layer, inputs int) (int, error) {
 	return outputs, numbers(field+".bias", l.Bias, len(l.Weights), "rows of weights")
 }
 
-// check returns how many outputs a filter has.
+// check returns the number of outputs of a filter.
 func (c *Conv) check(field string, inputs int) (int, error) {
 	switch {
 	case c.Channels < 1 || inputs%c.Channels != 0:
@@ -254,13 +254,13 @@ func (c *Conv) check(field string, inputs int) (int, error) {
 	return length, nil
 }
 
-// length is how many places a filter has.
+// length returns the number of positions of a filter.
 func (c *Conv) length(inputs int) int {
 	return (inputs/c.Channels+2*c.Padding-c.Kernel)/max(1, c.Stride) + 1
 }
 
-// checkOutput checks the last layer: it has one output for each class, or one for the second of two, and an activation
-// that the score can be read from.
+// checkOutput checks the last layer: it has one output per class, or one for the second of two classes, and an
+// activation from which a score can be computed.
 func (d *Document) checkOutput(outputs int) error {
 	field := fmt.Sprintf("layers[%d]", len(d.Layers)-1)
 	activation := d.Layers[len(d.Layers)-1].Activation
@@ -290,8 +290,8 @@ func (d *Document) checkOutput(outputs int) error {
 	return nil
 }
 
-// checkRanges checks what int8 arithmetic takes as its 127 levels: from the smallest to the largest value that was met
-// of each input, and of the outputs of each layer.
+// checkRanges checks the ranges that int8 arithmetic divides into 127 levels: minimum and maximum of each input, and of
+// the outputs of each layer.
 func (d *Document) checkRanges() error {
 	r := d.Ranges
 	if r == nil {
@@ -318,7 +318,7 @@ func (d *Document) checkRanges() error {
 	return nil
 }
 
-// checkTrees checks every tree, and that they fit together into the words of the map that they are packed into.
+// checkTrees checks every tree, and that all of them fit into a value of the map.
 func (d *Document) checkTrees() error {
 	switch {
 	case len(d.Layers) > 0 || d.Arithmetic != "" || d.Ranges != nil:
@@ -345,7 +345,7 @@ func (d *Document) checkTrees() error {
 	return nil
 }
 
-// checkBase checks what boosting adds its trees to. Trees take turns: tree i is of output i modulo outputs.
+// checkBase checks the base values of boosting. Tree i adds to output i modulo the number of outputs.
 func (d *Document) checkBase() error {
 	if n := d.outputs(); d.Base != nil {
 		if err := numbers("base", d.Base, n, "outputs"); err != nil {
@@ -358,7 +358,7 @@ func (d *Document) checkBase() error {
 	return nil
 }
 
-// outputs of a model of trees: one for two classes.
+// outputs returns the number of outputs of a model of trees: one for two classes.
 func (d *Document) outputs() int {
 	if n := len(d.Classes); n > 2 {
 		return n
@@ -366,7 +366,8 @@ func (d *Document) outputs() int {
 	return 1
 }
 
-// checkTree walks from the root: every node is met once, so that there is no cycle, and none is left over.
+// checkTree walks the tree from the root and checks that each node is reached exactly once: no cycles, no unreachable
+// nodes.
 func (d *Document) checkTree(field string, tree Nodes) error {
 	type place struct{ node, depth int }
 	met, next := make([]bool, len(tree)), []place{{}}
@@ -403,8 +404,7 @@ func (d *Document) checkTree(field string, tree Nodes) error {
 
 func (n *Node) leaf() bool { return len(n.Value) > 0 }
 
-// checkNode checks one node: a comparison of a feature, or a leaf with the probabilities of the classes, which for
-// boosting is a part of one sum and may be any number.
+// checkNode checks one node: a split on a feature, or a leaf with class probabilities, or for boosting with any number.
 func (d *Document) checkNode(field string, n *Node) error {
 	if !n.leaf() {
 		if n.Feature < 0 || n.Feature >= len(d.Features) {

@@ -2,8 +2,8 @@
 
 package model
 
-// dense returns the layers with convolutions written out: a convolution is a dense layer whose rows repeat. The last
-// layer's activation is the decision's.
+// dense returns the layers with convolutions unrolled to dense layers. The activation of the last layer is part of the
+// decision.
 func (d *Document) dense() []Layer {
 	out := make([]Layer, len(d.Layers))
 	width := len(d.Features)
@@ -17,8 +17,8 @@ func (d *Document) dense() []Layer {
 	return out
 }
 
-// unrolled writes a convolution as a dense layer: one row per filter and position, or one averaged row per filter with
-// pooling, so that inference needs only one kind of layer.
+// unrolled returns a convolution as a dense layer, with one row per filter and position, or with pooling one averaged
+// row per filter, so that inference needs only one kind of layer.
 func (l *Layer) unrolled(inputs int) Layer {
 	c, length := l.Conv, l.Conv.length(inputs)
 	out := Layer{Activation: l.Activation, Slope: l.Slope}
@@ -37,7 +37,7 @@ func (l *Layer) unrolled(inputs int) Layer {
 	return out
 }
 
-// row is a filter at one place, as weights of all inputs.
+// row returns the weights of all inputs for a filter at one position.
 func (c *Conv) row(weights []float64, inputs, at int) []float64 {
 	row, length := make([]float64, inputs), inputs/c.Channels
 	for channel := range c.Channels {

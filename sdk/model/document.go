@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package model is the format of the resource Model: the document that people and tools write, its checks, the integers
-// that it becomes for a data plane, and the same inference in Go, in floating point and in those integers. The
-// classifier runs models in the kernel; bpf/include/kerb/model.h has the same limits and layout.
+// Package model implements the document format of the resource Model: parsing and validation, packing to integers for
+// the data plane, and inference in Go, in floating point and in the data plane's integer arithmetic. The classifier
+// runs models in the kernel; bpf/include/kerb/model.h has the same limits and layout.
 //
 //	doc, err := model.Parse(text)        // strict; errors name the field and say what to do
 //	err = doc.Calibrate(rows)            // finds Ranges, for int8
@@ -10,7 +10,7 @@
 //	packed, err := doc.Pack(names)       // names: all features of the extractor, in its order
 //	decision := packed.Infer(features)   // the data plane's arithmetic, bit by bit; in the order of names
 //	slots := model.NewSlots(models, active)
-//	err = slots.Load(model.Live, packed) // into a spare slot, then the flip; never torn
+//	err = slots.Load(model.Live, packed) // writes a free slot, then switches atomically
 package model
 
 // Format is the value of Document.Format.
@@ -30,7 +30,7 @@ const (
 // Kinds of models.
 const (
 	MLP      = "mlp"
-	Conv1D   = "conv1d" // an MLP some layers of which are convolutions
+	Conv1D   = "conv1d" // an MLP with convolution layers
 	Logistic = "logistic"
 	Linear   = "linear"
 	Tree     = "tree"
@@ -44,7 +44,7 @@ const (
 	Int8 = "int8"
 )
 
-// Activations of layers. Softmax and argmax are for the last one.
+// Activations of layers. Softmax and argmax are for the last layer only.
 const (
 	Identity  = "identity"
 	ReLU      = "relu"
@@ -62,7 +62,7 @@ type Document struct {
 	Version     uint32   `json:"version"` // 1 or more; the data plane reports it with every decision
 	Description string   `json:"description,omitempty"`
 	Extractor   string   `json:"extractor"`        // rpl or flow
-	Window      string   `json:"window,omitempty"` // that the model was trained with, such as 10s
+	Window      string   `json:"window,omitempty"` // window length used in training, such as 10s
 	Features    []string `json:"features"`         // inputs by the extractor's names
 	Kind        string   `json:"kind"`
 	Arithmetic  string   `json:"arithmetic,omitempty"` // q15 (if absent) or int8; not for trees
@@ -70,23 +70,23 @@ type Document struct {
 	Layers      []Layer  `json:"layers,omitempty"`
 	Trees       []Nodes  `json:"trees,omitempty"`
 
-	// Base is what the outputs of boosting begin with, by class, or one. Leaves include the learning rate. Trees of
-	// boosting with several classes take turns: tree t adds to class t mod len(classes).
+	// Base has the initial outputs of boosting, by class, or one. Leaves include the learning rate. With several classes,
+	// tree t adds to class t mod len(classes).
 	Base []float64 `json:"base,omitempty"`
 
-	Classes []string `json:"classes"` // the first is what is normal
-	// Threshold is the probability above which a model with one output decides for the second class, 0.5 if absent; of an
-	// output that is no probability it is the output, 0 if absent.
+	Classes []string `json:"classes"` // the first is normal traffic
+	// Threshold is the probability above which a model with one output decides for the second class, 0.5 if absent. If the
+	// output is not a probability, it is compared with the output itself, and is 0 if absent.
 	Threshold *float64 `json:"threshold,omitempty"`
 	Ranges    *Ranges  `json:"ranges,omitempty"` // needed by int8; Calibrate finds them
 	TrainedOn string   `json:"trainedOn,omitempty"`
-	Accuracy  *float64 `json:"accuracy,omitempty"` // of the model on the data it was tested with
+	Accuracy  *float64 `json:"accuracy,omitempty"` // on the test data
 	Rules     []Rule   `json:"rules,omitempty"`    // one-line rules on the same data
 }
 
 // Scale is applied to features before layers and trees see them: (x-mean)/std or (x-min)/(max-min).
 type Scale struct {
-	Mean []float64 `json:"mean,omitempty"` // by feature, in the unit of the feature; so are the others
+	Mean []float64 `json:"mean,omitempty"` // by feature and in its unit, like the other fields
 	Std  []float64 `json:"std,omitempty"`
 	Min  []float64 `json:"min,omitempty"`
 	Max  []float64 `json:"max,omitempty"`
@@ -94,15 +94,16 @@ type Scale struct {
 
 // Layer is dense, or a one-dimensional convolution over its inputs.
 type Layer struct {
-	// by neuron, then by input; of a convolution by filter, then channel and position
+	// by neuron and input; for a convolution by filter, channel and position
 	Weights    [][]float64 `json:"weights"`
 	Bias       []float64   `json:"bias"` // by neuron or filter
 	Activation string      `json:"activation"`
-	Slope      float64     `json:"slope,omitempty"` // leakyRelu: factor of negative values, 0.01 if absent
+	Slope      float64     `json:"slope,omitempty"` // leakyRelu: factor for negative values, 0.01 if absent
 	Conv       *Conv       `json:"conv,omitempty"`
 }
 
-// Conv says how a layer's inputs are a signal of channels times length values, channel by channel; so are its outputs.
+// Conv describes a convolution. The layer's inputs are a signal of channels times length values, ordered by channel; so
+// are its outputs.
 type Conv struct {
 	Channels int    `json:"channels"`          // of the signal
 	Kernel   int    `json:"kernel"`            // positions that a filter covers
@@ -123,13 +124,13 @@ type Node struct {
 	Value     []float64 `json:"value,omitempty"` // probabilities by class; of boosting one number
 }
 
-// Ranges of values that int8 covers; what is outside becomes the nearest.
+// Ranges are the value ranges of int8. Values outside are clamped.
 type Ranges struct {
 	Inputs [][2]float64 `json:"inputs"` // by feature, before scaling
 	Layers [][2]float64 `json:"layers"` // by layer, after its activation; the last is not used
 }
 
-// Rule is a one-line rule that the model was compared with.
+// Rule is a one-line rule with which the model was compared.
 type Rule struct {
 	Rule     string  `json:"rule"` // such as dis > 0
 	Accuracy float64 `json:"accuracy"`

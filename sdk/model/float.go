@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Infer is the model in floating point: the class and the probability that it is not the first, or 0 or 1 where the
-// model gives none. The row has the features in the order of d.Features.
+// Infer evaluates the model in floating point. It returns the class and the probability that it is not the first, or 0
+// or 1 for models without probabilities. row has the features in the order of d.Features.
 func (d *Document) Infer(row []float64) (class int, score float64) {
 	out := d.Outputs(row)
 	if len(out) > 1 {
@@ -31,7 +31,7 @@ func (d *Document) Infer(row []float64) (class int, score float64) {
 	return class, score
 }
 
-// Outputs before the decision: logits, or probabilities of trees and forests.
+// Outputs returns the outputs before the decision: logits, or the probabilities of trees and forests.
 func (d *Document) Outputs(row []float64) []float64 {
 	x := make([]float64, len(row))
 	for i, v := range row {
@@ -59,8 +59,8 @@ const (
 	shares
 )
 
-// meaning returns how outputs become a class and a score: boosting and sigmoid give log odds, forests give shares of
-// the trees' votes.
+// meaning returns how outputs are converted to a class and a score: boosting and sigmoid yield log odds, forests the
+// fraction of the trees' votes.
 func (d *Document) meaning() output {
 	if !d.layered() {
 		many := d.outputs() > 1
@@ -86,7 +86,7 @@ func (d *Document) meaning() output {
 	return argmax
 }
 
-// cut is the threshold in terms of the output.
+// cut returns the threshold in units of the output.
 func (d *Document) cut() float64 {
 	t, meaning := 0.5, d.meaning()
 	if meaning == threshold {
@@ -128,7 +128,7 @@ func (l *Layer) apply(x []float64) []float64 {
 	return y
 }
 
-// activate leaves the activations of last layers to the decision.
+// activate applies the activation, except those of last layers, which are part of the decision.
 func (l *Layer) activate(v float64) float64 {
 	switch l.Activation {
 	case ReLU:
@@ -152,8 +152,8 @@ func (l *Layer) slope() float64 {
 	return l.Slope
 }
 
-// treeOutputs adds the leaves that x reaches. In boosting, tree t belongs to class t modulo the number of classes;
-// forests average. With one output it is the share of class 1.
+// treeOutputs sums up the leaves that x reaches. In boosting, tree t belongs to class t modulo the number of classes;
+// forests average. A single output is the fraction of class 1.
 func (d *Document) treeOutputs(x []float64) []float64 {
 	out := make([]float64, d.outputs())
 	copy(out, d.Base)

@@ -2,7 +2,8 @@
 
 package model
 
-// Infer is what the data plane computes, to the last bit. Features are the extractor's, in its order.
+// Infer computes the same result as the data plane, bit for bit. features has all features of the extractor, in its
+// order.
 func (p *Packed) Infer(features []int64) Decision {
 	out := p.outputs(features)
 	d := Decision{Version: p.header.Version}
@@ -39,10 +40,10 @@ func (p *Packed) outputs(features []int64) []int64 {
 	return x[:p.Outputs]
 }
 
-// clamp makes at least 0 and at most limit of v.
+// clamp limits v to 0..limit.
 func clamp(v int64, limit uint64) int64 { return max(0, min(v, int64(limit))) }
 
-// apply returns what leaves a layer. Neurons that fill up a row are behind the others; they meet weights of 0, or none.
+// apply returns the outputs of a layer. Neurons that pad a row come last and have zero weights, or none.
 func (p *Packed) apply(l *layer, x []int64) (y []int64) {
 	x = x[:min(len(x), int(l.Inputs))]
 	perRow := wordsPerInput * p.perWord()
@@ -73,7 +74,7 @@ func (p *Packed) apply(l *layer, x []int64) (y []int64) {
 	return y
 }
 
-// applySmall takes inputs with their offset, as apply does, and takes it off: it is in what the layer adds.
+// applySmall takes inputs with an offset, like apply, and subtracts it, since the layer's bias includes it.
 func (p *Packed) applySmall(l *layer, x []int64, offset int64) (y []int64) {
 	for i := range int(l.Neurons) {
 		words := p.words[int(l.At)+i*(1+smallWidth):]
@@ -104,14 +105,14 @@ func (l *layer) activate(z int64) int64 {
 
 func round(v int64, shift uint8) int64 { return (v + 1<<(shift-1)) >> shift }
 
-// at is the value at z >= 0 in Q15.
+// at returns the value at z >= 0, which is in Q15.
 func (t *table) at(z int64) int64 {
 	z = min(z, tableSteps<<tableStep-1)
 	low, high := int64(t[z>>tableStep]), int64(t[z>>tableStep+1])
 	return low + (high-low)*(z&(1<<tableStep-1))>>tableStep
 }
 
-// sigmoidOf z in Q15 is Q30.
+// sigmoidOf takes z in Q15 and returns Q30.
 func sigmoidOf(z int64) int64 {
 	if z < 0 {
 		return tableOne - tables().sigmoid.at(-z)
@@ -119,8 +120,8 @@ func sigmoidOf(z int64) int64 {
 	return tables().sigmoid.at(z)
 }
 
-// walk descends every tree for Depth steps, whatever the features are, as the data plane does: its loop needs a fixed
-// bound. The feature never means that the walk does not branch.
+// walk descends every tree for Depth steps like the data plane, whose loop needs a fixed bound. At nodes with the
+// feature never, the walk does not branch.
 func (p *Packed) walk(features []int64) []int64 {
 	out := make([]int64, p.Outputs)
 	copy(out, p.Base[:])

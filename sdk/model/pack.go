@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Pack makes the integers of the data plane. names are all features of the extractor, in its order; the model may use
-// some of them, in any order. Errors are *Error.
+// Pack converts the model to the data plane's integers. names are all features of the extractor, in its order; the
+// model may use a subset in any order. Errors are *Error.
 func (d *Document) Pack(names []string) (*Packed, error) {
 	p := &Packed{header: header{Version: d.Version, Output: d.meaning(), Outputs: 1}}
 	index, err := d.index(names)
@@ -34,7 +34,7 @@ func (d *Document) Pack(names []string) (*Packed, error) {
 	return p, nil
 }
 
-// index is the place of each of the model's features among the extractor's.
+// index returns the position of each of the model's features among the extractor's.
 func (d *Document) index(names []string) ([]int, error) {
 	index := make([]int, len(d.Features))
 	for i, name := range d.Features {
@@ -49,8 +49,8 @@ func (d *Document) index(names []string) ([]int, error) {
 // affine is v = (feature - from) * factor.
 type affine struct{ from, factor float64 }
 
-// pack makes (feature * mul + add) >> shift of it, rounded, with -offset. Features have 31 bits; neither product nor
-// sum may have more than 63.
+// pack converts it to (feature * mul + add) >> shift, rounded, minus offset. Features have 31 bits; product and sum
+// must fit in 63.
 func (a affine) pack(field string, offset int64, feature int) (input, error) {
 	for shift := 56; shift >= 0; shift-- {
 		mul := math.Round(math.Ldexp(a.factor, shift))
@@ -62,7 +62,7 @@ func (a affine) pack(field string, offset int64, feature int) (input, error) {
 	return input{}, wrong(field, "cannot be scaled: from %g, times %g; widen its scale", a.from, a.factor)
 }
 
-// half of 2^shift rounds what is shifted.
+// half returns half of 2^shift, which is added for rounding before a shift.
 func half(shift int) int64 {
 	if shift == 0 {
 		return 0
@@ -70,7 +70,7 @@ func half(shift int) int64 {
 	return 1 << (shift - 1)
 }
 
-// inputs packs the scaling of all features.
+// inputs packs the scaling of the features.
 func (p *Packed) inputs(d *Document, index []int, limit uint64, offset int64, scaling func(i int) affine) error {
 	p.InputLimit, p.InputOffset, p.Inputs = limit, offset, uint16(len(index))
 	for i, feature := range index {
@@ -82,7 +82,7 @@ func (p *Packed) inputs(d *Document, index []int, limit uint64, offset int64, sc
 	return nil
 }
 
-// rowInputs is the words of a row for so many inputs.
+// rowInputs returns the words of a row for n inputs.
 func rowInputs(n int) int {
 	if n <= 4 {
 		return 4
@@ -90,7 +90,7 @@ func rowInputs(n int) int {
 	return (n + 7) &^ 7
 }
 
-// cell is a neuron: what is added to its sum, what the sum is multiplied by before, and its weights.
+// cell is a neuron: its weights, the factor of the sum, and the constant that is added to the product.
 type cell struct {
 	add, mul int64
 	weights  []int64
@@ -127,7 +127,7 @@ func (p *Packed) appendRows(l *layer, cells []cell) {
 	}
 }
 
-// offsetBefore is the offset of what leaves the layer before, or of the inputs.
+// offsetBefore returns the offset of the outputs of the previous layer, or of the inputs.
 func (p *Packed) offsetBefore() int64 {
 	if p.Layers == 0 {
 		return p.InputOffset
@@ -135,7 +135,7 @@ func (p *Packed) offsetBefore() int64 {
 	return p.Layer[p.Layers-1].Offset
 }
 
-// appendSmall has each weight multiplied already, and the offset of inputs added.
+// appendSmall lays out cells with premultiplied weights, and adds the offset of the inputs to the constants.
 func (p *Packed) appendSmall(cells []cell, offset int64) {
 	for i := range smallWidth {
 		words := make([]uint64, 1+smallWidth)
@@ -150,7 +150,7 @@ func (p *Packed) appendSmall(cells []cell, offset int64) {
 	}
 }
 
-// isSmall reports a network whose values fit the registers.
+// isSmall reports whether the values of each layer fit into registers.
 func isSmall(layers []Layer) bool {
 	for i, l := range layers {
 		if i >= smallLayers || len(l.Weights) > smallWidth || len(l.Weights[0]) > smallWidth || activationOf(&l) != clamped {
@@ -160,7 +160,7 @@ func isSmall(layers []Layer) bool {
 	return true
 }
 
-// score says what an output is in Q15 if one in real terms is 2^bits.
+// score sets the conversion of an output with the given number of fractional bits to Q15.
 func (p *Packed) score(d *Document, bits int, outputs int) {
 	p.Outputs = uint8(outputs)
 	if p.ScoreMul = 1; bits >= 15 {
@@ -173,7 +173,7 @@ func (p *Packed) score(d *Document, bits int, outputs int) {
 	}
 }
 
-// activationOf a hidden layer.
+// activationOf returns the activation of a hidden layer.
 func activationOf(l *Layer) activation {
 	return map[string]activation{LeakyReLU: leaky, Sigmoid: sigmoid, Tanh: tanh}[l.Activation]
 }

@@ -78,7 +78,7 @@ type header struct {
 
 // Limits and constants of the C headers.
 const (
-	wordsBehind = 192 // KERB_MODEL_WORDS + wordsBehind words are in a value
+	wordsBehind = 192 // a value has KERB_MODEL_WORDS + wordsBehind words
 	packedShift = 24
 	lane        = 21
 	laneMask    = 1<<lane - 1
@@ -91,22 +91,22 @@ const (
 
 	nodeFeature = 22
 	nodeLeft    = 0x3fff8
-	never       = MaxFeatures * 8 // offset of the feature that leaves have
+	never       = MaxFeatures * 8 // offset of the pseudo feature of leaves
 )
 
-// Packed is a model as it goes to the data plane.
+// Packed is a model in the format of the data plane.
 type Packed struct {
 	header
 	words []uint64
 }
 
-// Version of the model.
+// Version returns the version of the model.
 func (p *Packed) Version() uint32 { return p.header.Version }
 
 // ValueSize is the size of a value of map models.
 var ValueSize = binary.Size(header{}) + 8*(MaxWords+wordsBehind)
 
-// Bytes is the value of map models.
+// Bytes returns the value of map models.
 func (p *Packed) Bytes() []byte {
 	out := make([]byte, 0, ValueSize)
 	out, err := binary.Append(out, binary.NativeEndian, &p.header)
@@ -119,14 +119,14 @@ func (p *Packed) Bytes() []byte {
 	return out[:ValueSize]
 }
 
-// Cost is what one inference takes, and how much of the data plane's room.
+// Cost is the cost of one inference, and the space that the model takes in the data plane.
 type Cost struct {
 	Words           int // of MaxWords
-	Multiplications int // of weights; packed ones count three at a time
+	Multiplications int // of weights; three packed ones count as one
 	Steps           int // from node to node
 }
 
-// Cost of the model.
+// Cost returns the cost of the model.
 func (p *Packed) Cost() Cost {
 	c := Cost{Words: len(p.words), Steps: (int(p.Trees) + abreast - 1) / abreast * abreast * int(p.Depth)}
 	for _, l := range p.Layer[:p.Layers] {
@@ -135,7 +135,7 @@ func (p *Packed) Cost() Cost {
 	return c
 }
 
-// perWord is how many neurons have their weights in one word.
+// perWord returns the number of neurons whose weights share a word.
 func (p *Packed) perWord() int {
 	if p.Kind == packed {
 		return 3
@@ -143,5 +143,5 @@ func (p *Packed) perWord() int {
 	return 1
 }
 
-// versionOf a value of map models.
+// versionOf returns the version in a value of map models.
 func versionOf(value []byte) uint32 { return binary.NativeEndian.Uint32(value) }

@@ -9,12 +9,12 @@ import (
 
 const (
 	int8Limit = 127
-	// wideLow and wideLimit bound what leaves neurons that are not followed by a packed layer at once.
+	// wideLow and wideLimit bound the outputs of neurons that are not followed directly by a packed layer.
 	wideLow   = -1 << 25
 	wideLimit = 1<<26 - 1
 )
 
-// level is an input of a layer: from + step * q, with q from 0 to 127.
+// level is a quantised input of a layer: from + step * q, with q from 0 to 127.
 type level struct{ from, step float64 }
 
 func levelOf(at [2]float64) level { return level{at[0], (at[1] - at[0]) / int8Limit} }
@@ -42,7 +42,7 @@ func (p *Packed) packInt8(d *Document, index []int) error {
 		var out *level
 		if i < len(layers)-1 {
 			at := levelOf(d.Ranges.Layers[i])
-			if layers[i].Activation == ReLU { // clamping at 0 is the activation
+			if layers[i].Activation == ReLU { // clamping at 0 implements it
 				at = levelOf([2]float64{0, max(d.Ranges.Layers[i][1], 1e-6)})
 			}
 			out = &at
@@ -63,7 +63,7 @@ func (p *Packed) packInt8(d *Document, index []int) error {
 	return nil
 }
 
-// neuron is one with its inputs in levels: its value is the sum of weights * q * scale, plus bias.
+// neuron is a neuron with quantised inputs: its value is the sum of weights * q * scale, plus bias.
 type neuron struct {
 	weights     []int64
 	scale, bias float64
@@ -82,7 +82,7 @@ func newNeuron(row []float64, bias float64, in []level) neuron {
 	return n
 }
 
-// reach is the largest value that the neuron can have.
+// reach returns the largest value of the neuron.
 func (n *neuron) reach() float64 {
 	sum := 0.0
 	for _, w := range n.weights {
@@ -91,7 +91,7 @@ func (n *neuron) reach() float64 {
 	return sum + math.Abs(n.bias)
 }
 
-// pack makes a cell whose output is (value - from) * factor.
+// pack returns a cell whose output is (value - from) * factor.
 func (n *neuron) pack(field string, from, factor float64) (cell, error) {
 	mul := math.Round(math.Ldexp(n.scale*factor, packedShift))
 	add := math.Ldexp((n.bias-from)*factor, packedShift)
@@ -102,8 +102,8 @@ func (n *neuron) pack(field string, from, factor float64) (cell, error) {
 	return cell{int64(add) + half(packedShift), int64(mul), n.weights}, nil
 }
 
-// layerInt8 packs a layer. Outputs become levels, or without any stay wide, with as many bits of a fraction as it
-// returns.
+// layerInt8 packs a layer. Outputs are quantised to out; if out is nil, they stay wide, with the returned number of
+// fractional bits.
 func (p *Packed) layerInt8(field string, l *Layer, in []level, out *level) (bits int, err error) {
 	neurons, reach, finest := make([]neuron, len(l.Weights)), 1e-6, 0.0
 	for i, row := range l.Weights {
@@ -138,7 +138,7 @@ func (p *Packed) layerInt8(field string, l *Layer, in []level, out *level) (bits
 	return bits, nil
 }
 
-// post makes levels of what an activation gives, with so many bits of a fraction.
+// post quantises the output of an activation, which has the given number of fractional bits.
 func (q *layer) post(l *Layer, bits int, out level) {
 	shift := 0
 	for shift < 40 && math.Ldexp(1/out.step, shift-bits) < 1<<30 {

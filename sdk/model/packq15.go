@@ -61,8 +61,8 @@ func (p *Packed) layerQ15(field string, l *Layer) error {
 
 func slopeOf(l *Layer) int64 { return int64(math.Round(math.Ldexp(l.slope(), 15))) }
 
-// weightBits is how many bits of a fraction the weights of a layer can have. With inputs of 31 bits no sum of products
-// leaves 62 bits, and with the bias none leaves 64: nothing needs to saturate before the end.
+// weightBits returns the largest number of fractional bits for the weights of a layer. With inputs of 31 bits, sums of
+// products fit in 62 bits, and with the bias in 64, so that saturation is needed only at the end.
 func weightBits(field string, l *Layer) (int, error) {
 	most := 0.0
 	for i, row := range l.Weights {

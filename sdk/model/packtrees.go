@@ -34,14 +34,14 @@ func (p *Packed) packTrees(d *Document, index []int) {
 	}
 }
 
-// packing is a model of trees in the making.
+// packing is the state while trees are packed.
 type packing struct {
 	*Packed
 	doc   *Document
 	index []int
 }
 
-// bits of the fraction of leaves and outputs: as many as values of 32 bits leave.
+// bits returns the number of fractional bits of leaves and outputs, with which values fit in 32 bits.
 func (f *packing) bits() int {
 	if f.doc.Kind != Boosting {
 		return 24
@@ -57,19 +57,19 @@ func (f *packing) bits() int {
 	return 30 - int(math.Ceil(math.Log2(most)))
 }
 
-// average makes a mean of the outputs, which are sums over the trees.
+// average sets threshold and score conversion for outputs that are sums over the trees, of which the mean decides.
 func (f *packing) average(bits int) {
 	n := float64(len(f.doc.Trees))
 	f.Threshold = int64(math.Floor(math.Ldexp(f.doc.cut()*n, bits)))
 	f.ScoreMul, f.ScoreShift = int64(math.Ceil(math.Ldexp(1/n, 31))), uint8(bits+31-15)
 }
 
-// leaf leads to itself: its feature is less than every threshold.
+// leaf writes a leaf, whose child is the leaf itself: its feature is below every threshold.
 func (f *packing) leaf(at int, value int64) {
 	f.words[at] = uint64(value)<<32 | never<<nodeFeature | uint64(at*8+1)
 }
 
-// place is where a node of a tree lies among the words.
+// place is the position of a tree node among the words.
 type place struct {
 	node *Node
 	at   int
@@ -101,15 +101,14 @@ func (f *packing) tree(tree Nodes, root, bits int) (leaves []place) {
 func (f *packing) value(n *Node, bits int) int64 {
 	switch {
 	case f.Vectors != 0:
-		return 0 // until all nodes have their places
+		return 0 // until all nodes have positions
 	case f.doc.Kind == Boosting:
 		return int64(math.Round(math.Ldexp(n.Value[0], bits)))
 	}
 	return int64(math.Round(math.Ldexp(n.Value[1], bits)))
 }
 
-// vectors are the values of leaves by class, behind the nodes. Equal ones are there once; the first is of trees that
-// add nothing.
+// vectors writes the values of leaves by class after the nodes, deduplicated. The first one is that of padding trees.
 func (f *packing) vectors(leaves []place, bits int) {
 	classes, zero := len(f.doc.Classes), len(f.words)
 	f.words = append(f.words, make([]uint64, classes)...)
@@ -130,13 +129,13 @@ func (f *packing) vectors(leaves []place, bits int) {
 	}
 }
 
-// threshold is the largest whole number that goes left, of those that a feature can be.
+// threshold returns the largest integer within the range of features that goes left.
 func (f *packing) threshold(n *Node) int64 {
 	const lowest, highest = -1 << 31, 1<<31 - 1
 	from, width := f.doc.Scale.of(n.Feature)
 	left := func(v float64) bool { return (v-from)/width <= n.Threshold }
 	t := max(lowest, min(math.Floor(n.Threshold*width+from), highest))
-	for t < highest && left(t+1) { // what was lost in rounding
+	for t < highest && left(t+1) { // correct rounding
 		t++
 	}
 	for t > lowest && !left(t) {

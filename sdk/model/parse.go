@@ -10,16 +10,16 @@ import (
 	"io"
 )
 
-// MaxDocument is the size of the largest document in bytes: the largest model with numbers of 17 digits, and room.
+// MaxDocument is the maximum size of a document in bytes: the largest model with numbers of 17 digits, plus a margin.
 const MaxDocument = 8 << 20
 
-// maxParts is how many objects and lists a document may have: the largest forest has 50,000. In memory each takes up to
-// 40 times of what it takes as text, before anybody can count what it is.
+// maxParts limits the objects and lists of a document: the largest forest has 50,000. Decoding would take up to 40
+// times the memory of the text before limits of the content could be checked.
 const maxParts = 2 * MaxWords
 
-// Error is a document that cannot be a model. Reason says what to do.
+// Error is an invalid document. Reason says what to do.
 type Error struct {
-	Field  string // such as layers[1].weights[2][3]; empty when it is the document as such
+	Field  string // such as layers[1].weights[2][3]; empty for the document as a whole
 	Reason string
 }
 
@@ -54,7 +54,7 @@ func Parse(text []byte) (*Document, error) {
 	return &d, d.Check()
 }
 
-// explain says what errors of encoding/json mean here.
+// explain converts errors of encoding/json to *Error.
 func explain(err error) error {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError

@@ -17,27 +17,27 @@ type Role uint32
 
 // Roles of models.
 const (
-	Live   Role = iota // decides
-	Shadow             // is only compared
+	Live   Role = iota // makes decisions
+	Shadow             // is compared only
 	roles
 )
 
 const slots = 4 // KERB_MODEL_SLOTS
 
-// Slots changes models while packets flow. A model is written to a slot that no program can be reading, then the role's
-// index is set. A slot that was in use becomes free when every program that could have read its index has ended: that
-// is a grace period of RCU, which membarrier(2) waits for without any capability.
+// Slots replaces models under traffic. A model is written to a slot that no program can be reading, then the role's
+// index is set. A replaced slot becomes free after an RCU grace period, when every program that may have read its index
+// has ended. membarrier(2) waits for one without any capability.
 type Slots struct {
 	models, active *ebpf.Map
 
 	mu   sync.Mutex
-	free [slots]bool // it has no readers
+	free [slots]bool // no program can be reading it
 }
 
-// NewSlots is for maps `models` and `active` of a data plane.
+// NewSlots returns the slots in the maps `models` and `active` of a data plane.
 func NewSlots(models, active *ebpf.Map) *Slots { return &Slots{models: models, active: active} }
 
-// Load puts a model to work in a role. On an error the one before continues.
+// Load activates a model in a role. On an error, the previous model stays active.
 func (s *Slots) Load(role Role, p *Packed) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Slots) Load(role Role, p *Packed) error {
 	return s.set(role, slot+1)
 }
 
-// Unload leaves a role without a model.
+// Unload removes the model of a role.
 func (s *Slots) Unload(role Role) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +68,7 @@ func (s *Slots) set(role Role, index uint32) error {
 	return nil
 }
 
-// Version of a role's model; 0 when it has none.
+// Version returns the version of a role's model, or 0 without a model.
 func (s *Slots) Version(role Role) (uint32, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +83,7 @@ func (s *Slots) Version(role Role) (uint32, error) {
 	return versionOf(value), nil
 }
 
-// used are the indexes of the roles: slot plus 1.
+// used returns the indexes of the roles: slot plus 1, or 0.
 func (s *Slots) used() (used [roles]uint32, err error) {
 	for role := range used {
 		if err := s.active.Lookup(uint32(role), &used[role]); err != nil {
@@ -93,7 +93,7 @@ func (s *Slots) used() (used [roles]uint32, err error) {
 	return used, nil
 }
 
-// spare is a slot to write. After a start nothing is known about who reads what.
+// spare returns a slot that can be written. After a start, it waits for a grace period, since readers are unknown.
 func (s *Slots) spare() (uint32, error) {
 	used, err := s.used()
 	if err != nil {
@@ -119,10 +119,10 @@ func (s *Slots) spare() (uint32, error) {
 	return 0, errors.New("no slot is left")
 }
 
-// longestRun is far longer than any program runs, for kernels that cannot tell (nohz_full).
+// longestRun is far longer than any program runs, for kernels on which membarrier fails (nohz_full).
 const longestRun = time.Second
 
-// waitForReaders returns when all programs that run now have ended.
+// waitForReaders returns when all currently running programs have ended.
 func waitForReaders() {
 	const global = 1 // MEMBARRIER_CMD_GLOBAL
 	if _, _, err := unix.Syscall(unix.SYS_MEMBARRIER, global, 0, 0); err != 0 {

@@ -20,7 +20,7 @@ const (
 
 type table [tableSteps + 1]uint32
 
-// The values of a function.
+// newTable returns the table of a function.
 func newTable(f func(float64) float64) *table {
 	var t table
 	for i := range t {
@@ -36,7 +36,7 @@ var tables = sync.OnceValue(func() *struct{ sigmoid, exp *table } {
 	}
 })
 
-// TablesHeader is the text of model_tables_gen.h.
+// TablesHeader returns the text of model_tables_gen.h.
 func TablesHeader() []byte {
 	var out bytes.Buffer
 	out.WriteString("/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */\n/* Written by go generate from " +

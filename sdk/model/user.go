@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// User is the control plane of a package whose modules run models. The agent asks those of the built-in packages.
+// User is the control plane of a package whose modules run models. The agent calls those of built-in packages.
 type User interface {
 	// Extractors returns the names of features by extractor, in the order in which the data plane fills them.
 	Extractors() map[string][]string
 	// CheckModel reports whether the config of a module references a model, and if so, why the module cannot run it.
 	CheckModel(config map[string]any, name string, doc *Document) (referenced bool, err error)
-	// OpenEngine loads what evaluates models in the package's data plane, alone: no packet meets it.
+	// OpenEngine loads the package's data plane for test runs. It is not attached to any interface.
 	OpenEngine() (Engine, error)
 }
 
@@ -29,7 +29,7 @@ type Engine interface {
 	Close()
 }
 
-// Columns finds the document's features among all those of its extractor.
+// Columns returns the positions of the document's features among all features of its extractor.
 func (d *Document) Columns(names []string) ([]int, error) {
 	out := make([]int, len(d.Features))
 	for i, name := range d.Features {

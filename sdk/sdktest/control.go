@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Compile returns what a control plane makes of a config, as the module's own type.
+// Compile compiles a config, and returns it as the module's type.
 func Compile[C sdk.Compiled](t testing.TB, control sdk.Control, config string) C {
 	t.Helper()
 	c, err := control.Compile(json.RawMessage(config))
@@ -22,7 +22,7 @@ func Compile[C sdk.Compiled](t testing.TB, control sdk.Control, config string) C
 	return c.(C)
 }
 
-// Open returns the control plane's state for a map set that has just been started, as the module's own type.
+// Open opens a map set, and returns the control plane's state as the module's type.
 func Open[R any](t testing.TB, c sdk.Compiled, live sdk.Live) R {
 	t.Helper()
 	state, err := c.Open(live)

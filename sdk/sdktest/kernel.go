@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
-// NeedRoot skips a test that may not load programs.
+// NeedRoot skips the test without the privileges to load programs.
 func NeedRoot(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -25,14 +25,14 @@ func NeedRoot(t testing.TB) {
 	}
 }
 
-// Explain ends the test if there is an error. Of a verifier's log it prints the end.
+// Explain ends the test if there is an error. It prints the last lines of a verifier log.
 func Explain(t testing.TB, err error) {
 	t.Helper()
 	pkgstest.Explain(t, err)
 }
 
-// CheckVerified fails if the verifier walked more than limit instructions to accept the program. The kernel's own limit
-// is a million.
+// CheckVerified fails the test if the verifier processed more than limit instructions of the program. The kernel's
+// limit is a million.
 func CheckVerified(t testing.TB, p *ebpf.Program, limit uint32) {
 	t.Helper()
 	info, err := p.Info()
@@ -47,7 +47,7 @@ func CheckVerified(t testing.TB, p *ebpf.Program, limit uint32) {
 	}
 }
 
-// KernelAtLeast reports whether the running kernel is of this version or newer.
+// KernelAtLeast reports whether the running kernel has at least this version.
 func KernelAtLeast(t testing.TB, major, minor int) bool {
 	t.Helper()
 	var name unix.Utsname

@@ -11,14 +11,14 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Layout checks that a Go structure has the layout of the one that a data plane was compiled with, by the order of the
-// fields.
+// Layout checks that a Go structure has the same layout as a C structure of a data plane. It compares fields by
+// position.
 func Layout(t testing.TB, types *btf.Spec, name string, mirror any) {
 	t.Helper()
 	compare(t, types, name, reflect.TypeOf(mirror), compareFields)
 }
 
-// NamedLayout is Layout by the names of the fields. It leaves out padding.
+// NamedLayout is like Layout, but compares fields by name, and ignores padding.
 func NamedLayout(t testing.TB, types *btf.Spec, name string, mirror any) {
 	t.Helper()
 	compare(t, types, name, reflect.TypeOf(mirror), compareNames)

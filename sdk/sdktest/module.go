@@ -16,8 +16,8 @@ import (
 
 // Options of Load.
 type Options struct {
-	Dir     string      // of the package; the working directory of the test unless given
-	Hook    string      // tc or xdp; tc unless given
+	Dir     string      // of the package; by default the working directory of the test
+	Hook    string      // tc (default) or xdp
 	Control sdk.Control // nil for a package without a control plane: its config properties are constants
 	Config  string      // JSON; empty for defaults
 }
@@ -31,12 +31,12 @@ type Module struct {
 	name     string
 }
 
-// Result is what a module did to a packet.
+// Result is the result of a module for a packet.
 type Result = pkttest.Result
 
-// Load compiles a package and loads it into the kernel as the agent does: with the defaults of its manifest's schema,
-// and with the settings and map contents of its control plane. The test is skipped where the kernel lacks what the
-// package requires.
+// Load compiles a package and loads it into the kernel like the agent: with the defaults of its schema, and with the
+// settings and map contents of its control plane. It skips the test if the kernel lacks a feature that the package
+// requires.
 func Load(t testing.TB, o Options) *Module {
 	t.Helper()
 	NeedRoot(t)
@@ -89,15 +89,15 @@ func (m *Module) Run(direction string, frame []byte) Result {
 	return r
 }
 
-// CheckVerified fails if the verifier walked more than limit instructions to accept the module, in a chain without
-// others.
+// CheckVerified fails the test if the verifier processed more than limit instructions for a chain with this module
+// only.
 func (m *Module) CheckVerified(limit uint32) {
 	m.t.Helper()
 	CheckVerified(m.t, m.bench.Program(), limit)
 }
 
-// Live is what the agent gives to a control plane for the module's maps. Requests to the agent have no effect, unless
-// the test replaces these functions.
+// Live returns the argument of Open for the module's maps. Requests to the agent have no effect unless the test
+// replaces these functions.
 func (m *Module) Live(attachments ...sdk.Attachment) sdk.Live {
 	return sdk.Live{
 		Module: m.name, Maps: m.Maps,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pkgstest gives the tests of a module its package.
+// Package pkgstest builds packages for tests.
 package pkgstest
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// Build compiles the package in a directory, alongside the source tree. On the kernels of the matrix there is no
-// compiler, but the objects that were built before; `make unit` has just built them (KERB_COMPILED).
+// Build compiles a copy of the package in a directory. The virtual machines of the kernel matrix have no compiler, and
+// use existing objects; so does `make unit`, which has just built them (KERB_COMPILED).
 func Build(source string) (*pkgs.Package, error) {
 	if os.Getenv("KERB_MATRIX") != "" || os.Getenv("KERB_COMPILED") != "" {
 		return pkgs.Open(source)

@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-var builds sync.Map // by directory: what Build gives, built once
+var builds sync.Map // results of Build, by directory
 
-// Package is the package in the working directory, built once for all tests. On kernels that lack what it requires, the
-// test is skipped.
+// Package returns the package in the working directory, built once for all tests. It skips the test if the kernel lacks
+// a feature that the package requires.
 func Package(t testing.TB) *pkgs.Package {
 	t.Helper()
 	return PackageIn(t, ".")
@@ -38,8 +38,8 @@ func PackageIn(t testing.TB, dir string) *pkgs.Package {
 	return p
 }
 
-// Relink returns a function that links the module again, for another hook, when it is first called: the verifier takes
-// most of the time of a test, and many tests have packets in one direction only.
+// Relink returns a function that links the module again, for another hook, at its first call. The verifier takes most
+// of the time of a test, and many tests have packets in one direction only.
 func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Program {
 	return sync.OnceValue(func() *ebpf.Program {
 		t.Helper()
@@ -50,7 +50,7 @@ func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Pro
 	})
 }
 
-// Explain ends the test if there is an error. Of a verifier's log it prints the end.
+// Explain ends the test if there is an error. It prints the last lines of a verifier log.
 func Explain(t testing.TB, err error) {
 	t.Helper()
 	if rejected, ok := errors.AsType[*dataplane.RejectedError](err); ok {

@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// Reader is a module that reads the packet through the pointers that it finds: behind a module that leaves some that
-// are no longer valid, on whatever path, it does not verify.
+// Reader returns a module that reads the packet through the pointers in struct kerb_pkt. If the module before it leaves
+// invalid pointers on any path, the chain is rejected by the verifier.
 func Reader(dir chain.Direction) dataplane.Module {
 	entry := "kerb_" + string(dir)
 	code := asm.Instructions{
