@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
-// agentFlags override the configuration file. Empty ones do not.
+// agentFlags override the configuration file unless they are empty.
 type agentFlags struct {
 	config, state, run, bpf string
 	level, format, group    string
@@ -86,7 +86,7 @@ The configuration file may hold:
 	return c
 }
 
-// checkAgent reads what the configuration names. The configuration itself has been checked.
+// checkAgent reads the files that a valid configuration refers to.
 func checkAgent(w io.Writer, c config.Config) error {
 	listeners := []*config.TCP{c.TCP}
 	if c.Oakestra != nil {
@@ -104,8 +104,7 @@ func checkAgent(w io.Writer, c config.Config) error {
 	return err
 }
 
-// reload reads the configuration again and passes it on. What is wrong with it is logged, and everything stays as it
-// is.
+// reload reads the configuration again and applies it. If it is invalid, reload logs the error and changes nothing.
 func (f agentFlags) reload(was config.Config, log *slog.Logger) {
 	next, err := f.resolve(false)
 	if err != nil {
@@ -122,7 +121,7 @@ func (f agentFlags) reload(was config.Config, log *slog.Logger) {
 	}
 }
 
-// addPaths adds the flags that say which agent of the node is meant.
+// addPaths adds the flags that select one of several agents of the node.
 func (f *agentFlags) addPaths(c *cobra.Command) {
 	flags := c.Flags()
 	flags.StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent")
@@ -161,8 +160,8 @@ func override(value *string, flag string) {
 	}
 }
 
-// makeDirectories makes what systemd makes for the unit. In the state directory every file is its owner's alone; others
-// may pass through to the part that is a control plane's. The pins' directory is the agent's.
+// makeDirectories creates the directories that systemd creates for the unit. Files in the state directory are
+// accessible to their owner only; other users may traverse it, so that control planes reach their part.
 func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return fmt.Errorf("run directory: %w", err)
@@ -171,7 +170,7 @@ func makeDirectories(p paths.Paths) error {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	if info, err := os.Stat(p.State); err == nil && info.Mode().Perm() != 0o711 {
-		_ = os.Chmod(p.State, 0o711) // of an older installation; on a read-only disk control planes report it
+		_ = os.Chmod(p.State, 0o711) // made by an older version; on a read-only disk control planes report the error
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func (a *app) diffCommand() *cobra.Command {
 
 func changes(c v1alpha1.Change) bool { return c.Action != "unchanged" }
 
-// printDiff prints what changes, with words for what was and what is then.
+// printDiff prints the differences; was and is label the two sides.
 func printDiff(w io.Writer, changes []v1alpha1.Change, was, is string) {
 	for _, c := range changes {
 		name := strings.ToLower(c.Kind) + "/" + c.Name
@@ -155,7 +155,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	return c
 }
 
-// dropMissing takes references out of in that the agent does not know.
+// dropMissing removes references to resources that do not exist from in.
 func (a *app) dropMissing(ctx context.Context, in *input) error {
 	exists := map[resource.Ref]bool{}
 	for _, of := range resource.Kinds() {
@@ -179,7 +179,7 @@ func addFiles(c *cobra.Command, files *[]string) {
 		"arguments without the flag are files too")
 }
 
-// filesGiven wants at least one file, as an argument or by -f.
+// filesGiven requires at least one file, as an argument or with -f.
 func filesGiven(files *[]string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(*files)+len(args) == 0 {
@@ -191,7 +191,7 @@ func filesGiven(files *[]string) cobra.PositionalArgs {
 
 // printResult prints every change on its own line, and with -v the steps.
 func (a *app) printResult(cmd *cobra.Command, result v1alpha1.ApplyResult) error {
-	notes := visible{cmd.ErrOrStderr()} // warnings quote what packages and control planes say
+	notes := visible{cmd.ErrOrStderr()} // warnings quote text of packages and control planes
 	if a.verbose {
 		for _, step := range result.Steps {
 			fmt.Fprintln(notes, step)
@@ -216,7 +216,7 @@ func dryMark(dryRun bool) string {
 	return ""
 }
 
-// input is what the files hold. Resources are sent as they were written, so that the agent sees what was left out.
+// input has the content of the files. Resources are sent as written, so that the agent can distinguish absent fields.
 type input struct {
 	resources []any
 	refs      []resource.Ref
@@ -224,14 +224,14 @@ type input struct {
 	files     []string
 }
 
-// place is where a resource is.
+// place is the location of a resource.
 type place struct {
 	file     string
 	index    yamldoc.Index
 	resource int
 }
 
-// readInput reads and checks all files, and returns all mistakes in them with their places.
+// readInput reads and checks all files, and returns all errors in them with their locations.
 func readInput(files []string, stdin io.Reader) (input, error) {
 	in := input{places: map[string]place{}}
 	paths, err := expand(files)
@@ -255,7 +255,7 @@ func readInput(files []string, stdin io.Reader) (input, error) {
 	return in, nil
 }
 
-// add adds the resources of a file, or returns what is wrong with them.
+// add adds the resources of a file, or returns the errors in them.
 func (in *input) add(file string, data []byte) error {
 	in.files = append(in.files, file)
 	resources, err := resource.Documents(data)
@@ -278,7 +278,7 @@ func (in *input) add(file string, data []byte) error {
 	return nil
 }
 
-// locate says where in the files that is which the agent refuses.
+// locate adds the location in the files to an error of the agent.
 func (in *input) locate(err error) error {
 	if len(apierrors.Invalids(err)) > 0 {
 		return located(err, func(e *apierrors.Invalid) place { return in.places[e.Resource] })
@@ -292,13 +292,13 @@ func (in *input) locate(err error) error {
 	return err
 }
 
-// mentions reports whether a text names a resource, as "module fw" or "Module fw".
+// mentions reports whether text contains the label of a resource, as "module fw" or "Module fw".
 func mentions(text, label string) bool {
 	found, _ := regexp.MatchString(`(?i)\b`+regexp.QuoteMeta(label)+`($|[^A-Za-z0-9-])`, text)
 	return found
 }
 
-// located is err with the place of each mistake, in the order of places.
+// located returns err with the location of each error, sorted by location.
 func located(err error, find func(*apierrors.Invalid) place) error {
 	all := apierrors.Invalids(err)
 	for i, e := range all {
@@ -331,7 +331,7 @@ func expand(files []string) ([]string, error) {
 	return all, nil
 }
 
-// fileName is what messages call a file.
+// fileName returns the name of a file for messages.
 func fileName(path string) string {
 	if path == "-" {
 		return "standard input"

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/binpath"
 )
 
-// benchCommands run kerb-bench, so that nodes do not carry benchmarks and the demo in every agent.
+// benchCommands run kerb-bench, so that the agent's binary does not contain the benchmarks and the demo.
 func benchCommands() []*cobra.Command {
 	return []*cobra.Command{
 		benchCommand("bench", "", "Compare Kerb with other implementations on this machine"),
@@ -24,7 +24,7 @@ func benchCommands() []*cobra.Command {
 	}
 }
 
-// benchCommand runs a command of kerb-bench, which has it below parent if that is not empty.
+// benchCommand returns a command that runs the same command of kerb-bench, below parent unless that is empty.
 func benchCommand(name, parent, short string) *cobra.Command {
 	words := append(strings.Fields(parent), name)
 	return &cobra.Command{
@@ -54,7 +54,7 @@ func benchCommand(name, parent, short string) *cobra.Command {
 	}
 }
 
-// completeBench has kerb-bench complete its own arguments. Its last line is the directive.
+// completeBench lets kerb-bench complete its own arguments. The last line of its output is the directive.
 func completeBench(words []string) ([]string, cobra.ShellCompDirective) {
 	program, err := binpath.Find(binpath.Bench)
 	if err != nil {
@@ -69,7 +69,7 @@ func completeBench(words []string) ([]string, cobra.ShellCompDirective) {
 	return strings.Split(values, "\n"), cobra.ShellCompDirective(directive)
 }
 
-// sweepBenches removes what killed benchmarks have left. Without kerb-bench there were none.
+// sweepBenches cleans up after killed benchmarks. Without kerb-bench none can have run.
 func sweepBenches() error {
 	program, err := binpath.Find(binpath.Bench)
 	if err != nil {

@@ -24,10 +24,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// journalLines of the unit are in a bundle: some hours of an agent in trouble.
+// journalLines is the number of lines from the unit's journal: some hours of an agent with errors.
 const journalLines = 5000
 
-// bundleTime is how long one part of a bundle may take.
+// bundleTime is the timeout for each part of a bundle.
 const bundleTime = 20 * time.Second
 
 const bundleText = `What "kerb doctor --bundle" found on a node, for those who help its operator.
@@ -54,7 +54,7 @@ type bundleFile struct {
 
 func (b *bundle) add(name string, data []byte) { b.files = append(b.files, bundleFile{name, data}) }
 
-// part adds what read returns, or says why it is missing.
+// part adds the result of read, or the reason why it is missing.
 func (b *bundle) part(ctx context.Context, name string, read func(context.Context) ([]byte, error)) error {
 	limited, cancel := context.WithTimeout(ctx, bundleTime)
 	defer cancel()
@@ -68,7 +68,7 @@ func (b *bundle) part(ctx context.Context, name string, read func(context.Contex
 	return ctx.Err()
 }
 
-// writeBundle collects what helps to help. It needs no agent: then that part is missing.
+// writeBundle collects information for support. Without a running agent, its part is missing.
 func (a *app) writeBundle(ctx context.Context, file string, notes io.Writer, config string,
 	checks []doctor.Check) error {
 	b := &bundle{}
@@ -102,7 +102,7 @@ func (a *app) writeBundle(ctx context.Context, file string, notes io.Writer, con
 	return nil
 }
 
-// addAnswers adds what the agent says.
+// addAnswers adds responses of the agent's API.
 func (a *app) addAnswers(ctx context.Context, b *bundle) error {
 	answers := []string{"status", "chains", "packages", "changes?limit=1000"}
 	for _, k := range shownKinds() {
@@ -127,7 +127,7 @@ func (a *app) addAnswers(ctx context.Context, b *bundle) error {
 	})
 }
 
-// addSystem adds what the node says of itself.
+// addSystem adds information about the node.
 func (b *bundle) addSystem(ctx context.Context, config string) error {
 	parts := map[string]func(context.Context) ([]byte, error){
 		"system/kernel.txt":     fileAt("/proc/version"),
@@ -148,7 +148,7 @@ func (b *bundle) addSystem(ctx context.Context, config string) error {
 	return nil
 }
 
-// archive is a tar file, compressed if its name says so.
+// archive returns a tar file, compressed if the file name ends accordingly.
 func (b *bundle) archive(file string) ([]byte, error) {
 	var out bytes.Buffer
 	var w io.Writer = &out
@@ -176,7 +176,7 @@ func fileAt(name string) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) { return os.ReadFile(name) }
 }
 
-// mounts are those of BPF and cgroup file systems.
+// mounts returns the mounts of BPF and cgroup file systems.
 func mounts(context.Context) (out []byte, err error) {
 	data, err := os.ReadFile("/proc/mounts")
 	for line := range bytes.Lines(data) {
@@ -187,7 +187,7 @@ func mounts(context.Context) (out []byte, err error) {
 	return out, err
 }
 
-// output runs a program of the system.
+// output returns a function that returns the output of a program.
 func output(name string, args ...string) func(context.Context) ([]byte, error) {
 	return func(ctx context.Context) ([]byte, error) { return exec.CommandContext(ctx, name, args...).Output() }
 }

@@ -43,7 +43,7 @@ func (a *app) changesCommand() *cobra.Command {
 	return c
 }
 
-// selectResource adds what a flag such as module/fw selects.
+// selectResource adds the parameters for a flag such as module/fw.
 func selectResource(q url.Values, of string) error {
 	if of == "" {
 		return nil
@@ -78,7 +78,7 @@ func tookOf(r v1alpha1.ChangeRecord) string {
 	return time.Duration(r.Took).Round(100 * time.Microsecond).String()
 }
 
-// byOf names the client, and the owner of the resources unless that is the user.
+// byOf returns the client, and the owner of the resources unless that is the user.
 func byOf(r v1alpha1.ChangeRecord) string {
 	if r.Owner == v1alpha1.OwnerUser {
 		return r.By
@@ -96,7 +96,7 @@ func outcomeOf(r v1alpha1.ChangeRecord) string {
 	return r.Outcome
 }
 
-// summaryOf names up to three changes.
+// summaryOf lists up to three changes.
 func summaryOf(changes []v1alpha1.Change) string {
 	const most = 3
 	var texts []string
@@ -118,7 +118,7 @@ func (a *app) showChange(cmd *cobra.Command, number string) error {
 	return show(cmd, a, changePath(n), describeChange)
 }
 
-// describeChange prints the differences last: they are as long as the resources.
+// describeChange prints the differences last, since they may be long.
 func describeChange(w io.Writer, r v1alpha1.ChangeRecord) {
 	field(w, "Number", r.Number)
 	field(w, "Time", localTime(r.Time))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the command tree of kerb: noun then verb, the answer on standard output and all else on standard
-// error. It speaks to the agent over its socket only; `kerb agent` is the agent itself, and few commands need none.
+// Package cli implements the commands of kerb: noun, then verb; results go to standard output, everything else to
+// standard error. Commands use only the API of the agent, which `kerb agent` runs; a few work without an agent.
 package cli
 
 import (
@@ -35,30 +35,30 @@ import (
 // Exit codes. They do not change.
 const (
 	ExitOK          = 0
-	ExitFailure     = 1 // everything that has no code of its own
-	ExitUsage       = 2 // wrong command line, or a resource or configuration that is not valid
+	ExitFailure     = 1 // errors without a code of their own
+	ExitUsage       = 2 // invalid command line, resource or configuration
 	ExitNotFound    = 3
-	ExitUnreachable = 4 // no agent answers
-	ExitConflict    = 5 // does not go with what is there, or the kernel refused the program
+	ExitUnreachable = 4 // no agent is reachable
+	ExitConflict    = 5 // conflict with existing state, or the kernel rejected the program
 )
 
-// Build is what the program consists of alongside this package.
+// Build has the parts of the program that this package must not import.
 type Build struct {
 	Version string
 	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
-	// removes what integrations have in the kernel; nil without any
+	// Purge removes the kernel state of integrations; nil without any.
 	Purge func(paths.Paths) error
-	// speaks to an Oakestra cluster, at an address if it is not empty, and looks up services
+	// CheckOakestra connects to an Oakestra cluster, at an address if it is not empty, and looks up services.
 	CheckOakestra func(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error)
-	// waits until a container with an OCI state has its modules, also while the agent of the socket starts if wait is set
+	// ReportContainer waits until a container with an OCI state has its modules; with wait, also while the agent starts.
 	ReportContainer func(ctx context.Context, socket string, state []byte, wait bool) error
-	// returns the OCI state of the container that arguments of a runtime start, or nil
+	// ContainerState returns the OCI state of the container that a runtime with these arguments starts, or nil.
 	ContainerState func(ctx context.Context, runtime string, args []string) ([]byte, error)
-	// ends this container, which must not start
+	// RefuseContainer ends this container before it starts.
 	RefuseContainer func(runtime string, args []string, state []byte) error
 }
 
-// app is what the commands share.
+// app is the state that commands share.
 type app struct {
 	build   Build
 	socket  string
@@ -69,17 +69,17 @@ type app struct {
 	verbose bool
 
 	hangup      hangup
-	socketGiven bool // by flag or variable
+	socketGiven bool // by flag or environment variable
 	endpoint    *endpoint
 }
 
-// Main runs the command line of the process and returns its exit code.
+// Main runs the command of the process and returns its exit code.
 func Main(b Build) int {
 	a := &app{build: b}
 	return a.execute(a.root())
 }
 
-// Execute is Main for another program of Kerb: signals, messages and exit codes are the same.
+// Execute is Main for other programs of Kerb, with the same signals, messages and exit codes.
 func Execute(root *cobra.Command) int {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
@@ -87,12 +87,12 @@ func Execute(root *cobra.Command) int {
 	return new(app).execute(root)
 }
 
-// execute runs a command and returns the exit status. Interrupts cancel the command's context. SIGPIPE is turned off,
-// so that `kerb ... | head` ends by a failed write, and what the command has made is removed.
+// execute runs a command and returns the exit status. Interrupts cancel the command's context. SIGPIPE is ignored, so
+// that `kerb ... | head` ends with a failed write, after which the command can clean up.
 func (a *app) execute(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a write fails, and what was made is removed in order
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := a.onHangup(ctx)
 	defer end()
 	cmd, err := root.ExecuteContextC(ctx)
@@ -105,8 +105,7 @@ func (a *app) execute(root *cobra.Command) int {
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
 }
 
-// onHangup ends a command in order when its terminal is closed, unless nohup(1) is in between or the command has
-// another use for the signal.
+// onHangup cancels a command when its terminal is closed, unless it runs under nohup(1) or uses SIGHUP otherwise.
 func (a *app) onHangup(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -115,7 +114,7 @@ func (a *app) onHangup(ctx context.Context) (context.Context, func()) {
 	return ctx, cancel
 }
 
-// hangup is what SIGHUP does, from the first call of does on.
+// hangup is the action on SIGHUP, set by does.
 type hangup struct {
 	action atomic.Value // func()
 	listen sync.Once
@@ -140,7 +139,7 @@ func isClosedPipe(err error) bool {
 	return ok && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
 
-// Root returns the command tree, for documents made from it.
+// Root returns the command tree, to generate documents from it.
 func Root(b Build) *cobra.Command { return (&app{build: b}).root() }
 
 func (a *app) root() *cobra.Command {
@@ -208,7 +207,7 @@ func defaultSocket() string {
 	return paths.Default().Socket()
 }
 
-// plainFlagError says in words what Go's packages say of a value that is no number.
+// plainFlagError rephrases the errors of Go's packages about values that are not numbers.
 func plainFlagError(err error) error {
 	number, ok := errors.AsType[*strconv.NumError](err)
 	if !ok {
@@ -226,19 +225,19 @@ func plainFlagError(err error) error {
 
 const answersMark = "kerb.dev/answers"
 
-// answers marks a command that prints what it has to say by app.print, as JSON and YAML too. All others refuse to.
+// answers marks a command that prints its result with app.print, which supports JSON and YAML. All others reject -o.
 func answers(c *cobra.Command) *cobra.Command {
 	c.Annotations = map[string]string{answersMark: "yes"}
 	return c
 }
 
-// names marks a command that lists resources, which -o wide and -o name can print.
+// names marks a command that lists resources, and thus supports -o wide and -o name.
 func names(c *cobra.Command) *cobra.Command {
 	c.Annotations = map[string]string{answersMark: "names"}
 	return c
 }
 
-// checkOutput refuses -o for commands that have no such answer: scripts would otherwise parse a table.
+// checkOutput rejects -o for commands that do not support it, since scripts would otherwise parse a table.
 func (a *app) checkOutput(cmd *cobra.Command) error {
 	if a.json {
 		a.output = "json"
@@ -263,7 +262,7 @@ func (a *app) checkOutput(cmd *cobra.Command) error {
 	return &usageError{fmt.Errorf("output %q: use table, wide, name, json or yaml", a.output)}
 }
 
-// noun makes a command that only has subcommands.
+// noun returns a command that only has subcommands.
 func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   use,
@@ -277,7 +276,7 @@ func noun(use, short string, commands ...*cobra.Command) *cobra.Command {
 	return c
 }
 
-// noSubcommand refuses arguments, and suggests the subcommand that was probably meant.
+// noSubcommand rejects arguments, and suggests similar subcommands.
 func noSubcommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -289,7 +288,7 @@ func noSubcommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q for %q%s", args[0], cmd.CommandPath(), suggest.DidYouMean(args[0], known))
 }
 
-// usageError is a mistake on the command line.
+// usageError is an error in the command line.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
@@ -299,7 +298,8 @@ type runError struct{ error }
 
 func (e *runError) Unwrap() error { return e.error }
 
-// finish marks errors of all commands, so that what is left is cobra's own: wrong flags and arguments.
+// finish wraps the errors of all commands in runError, to distinguish them from cobra's errors about flags and
+// arguments.
 func finish(cmd *cobra.Command) {
 	if run := cmd.RunE; run != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -314,7 +314,7 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
-// exitCode is the one place that maps errors to exit codes.
+// exitCode maps errors to exit codes.
 func exitCode(err error) int {
 	switch {
 	case !errors.As(err, new(*runError)), errors.As(err, new(*usageError)), errors.As(err, new(*apierrors.Invalid)):
@@ -330,13 +330,13 @@ func exitCode(err error) int {
 	return ExitFailure
 }
 
-// report reports what went wrong, and what to do where that is known.
+// report prints an error, with a remedy if one is known.
 func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	code := exitCode(err)
 	notFound, isNotFound := errors.AsType[*apierrors.NotFound](err)
 	rejected, isRejected := errors.AsType[*apierrors.Rejected](err)
 	if isRejected && a.verbose {
-		fmt.Fprintln(w, rejected.Log) // first: it may have thousands of lines, and the sentence must be seen
+		fmt.Fprintln(w, rejected.Log) // before the error, which would scroll away: the log may have thousands of lines
 	}
 	for line := range strings.Lines(err.Error()) {
 		fmt.Fprintln(w, "kerb:", strings.TrimSuffix(line, "\n"))
@@ -360,10 +360,10 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	return code
 }
 
-// keptLogs is how many verifier logs stay in the directory of temporary files.
+// keptLogs is the number of verifier logs that are kept in the directory of temporary files.
 const keptLogs = 5
 
-// removeOldLogs removes logs of this user's earlier commands.
+// removeOldLogs removes the logs of earlier commands of this user.
 func removeOldLogs() {
 	all, _ := filepath.Glob(filepath.Join(os.TempDir(), "kerb-verifier-*.log"))
 	at := map[string]time.Time{}
@@ -381,7 +381,7 @@ func removeOldLogs() {
 	}
 }
 
-// saveLog keeps the verifier's log in a file.
+// saveLog writes the verifier's log to a file.
 func saveLog(w io.Writer, log string) {
 	removeOldLogs()
 	f, err := os.CreateTemp("", "kerb-verifier-*.log")

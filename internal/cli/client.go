@@ -26,7 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
-// unreachableError says that no agent answers on the socket, and what to do about it.
+// unreachableError reports that no agent is reachable, with a remedy.
 type unreachableError struct {
 	socket string // or the URL of an agent of another node
 	cause  error
@@ -45,7 +45,7 @@ func (e *unreachableError) Error() string {
 
 func (e *unreachableError) Unwrap() error { return e.cause }
 
-// remedy says what to do about a connection that TLS refuses.
+// remedy returns what to do about a failed TLS handshake.
 func remedy(err error) string {
 	switch {
 	case errors.As(err, new(x509.UnknownAuthorityError)):
@@ -58,7 +58,7 @@ func remedy(err error) string {
 	return ""
 }
 
-// orJoinGroup suggests the group that may use a socket, if it is another one than root.
+// orJoinGroup suggests the group that may use the socket, unless it is root.
 func orJoinGroup(socket string) string {
 	info, err := os.Stat(socket)
 	if err != nil {
@@ -75,7 +75,7 @@ func orJoinGroup(socket string) string {
 	return ", or join the group " + group.Name
 }
 
-// call makes one request. Errors that the agent answers are *server.Problem.
+// call makes one request. Errors from the agent are *server.Problem.
 func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := a.request(ctx, method, path, bytes.NewReader(body))
 	if errors.As(err, new(*unreachableError)) || errors.As(err, new(*endpointError)) {
@@ -99,7 +99,7 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 	return answer, nil
 }
 
-// request sends a request to the agent that is chosen.
+// request sends a request to the selected agent.
 func (a *app) request(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
 	e, err := a.agentEndpoint()
 	if err != nil {
@@ -117,15 +117,15 @@ func (a *app) request(ctx context.Context, method, path string, body io.Reader) 
 	return response, err
 }
 
-// endpointError says that it is not known which agent to ask, or how.
+// endpointError is an error in the selection of the agent.
 type endpointError struct{ error }
 
 func (e *endpointError) Unwrap() error { return e.error }
 
-// maxAnswer is more than any answer of the agent: what a module answers may have no end.
+// maxAnswer limits responses, since those of modules may be endless. Responses of the agent are smaller.
 const maxAnswer = 64 << 20
 
-// readAnswer reads the whole answer, up to maxAnswer bytes.
+// readAnswer reads the whole response, up to maxAnswer bytes.
 func readAnswer(body io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
 	if err != nil {
@@ -138,7 +138,8 @@ func readAnswer(body io.Reader) ([]byte, error) {
 	return data, nil
 }
 
-// interrupted explains that a change continues after its client has disconnected, all or nothing.
+// interrupted returns the error of an interrupted request: the agent completes a change after its client has
+// disconnected, all or nothing.
 func interrupted(method string) error {
 	if method == http.MethodGet {
 		return errors.New("interrupted")
@@ -147,8 +148,8 @@ func interrupted(method string) error {
 		"with kerb status")
 }
 
-// problem returns the error of an answer: the agent's problem document (RFC 9457) if it has one. A 404 below
-// /v1/modules/NAME/ is a module without that route; anything else comes from a proxy or another program.
+// problem returns the error in a response: the agent's problem document (RFC 9457) if there is one. A 404 below
+// /v1/modules/NAME/ means that the module lacks the route; all else comes from a proxy or another program.
 func problem(response *http.Response, answer []byte) error {
 	var p server.Problem
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") &&
@@ -162,20 +163,20 @@ func problem(response *http.Response, answer []byte) error {
 	return &answerError{response.Status, string(bytes.TrimSpace(answer))}
 }
 
-// answerError is an error that comes from something else than the agent itself, such as a module.
+// answerError is an error that does not come from the agent itself, but for example from a module.
 type answerError struct{ status, text string }
 
 func (e *answerError) Error() string {
 	return fmt.Sprintf("the agent answered %s: %s", e.status, e.text)
 }
 
-// fetch reads a view of the agent.
+// fetch reads an object from the agent.
 func fetch[T any](ctx context.Context, a *app, path string) (v T, err error) {
 	err = a.read(ctx, path, &v)
 	return v, err
 }
 
-// read is fetch without a type parameter: the code of each of its types would be in the binary.
+// read is fetch without a type parameter, so that the binary contains its code once.
 func (a *app) read(ctx context.Context, path string, v any) error {
 	data, err := a.call(ctx, http.MethodGet, path, nil)
 	if err != nil {
@@ -184,7 +185,7 @@ func (a *app) read(ctx context.Context, path string, v any) error {
 	return decodeAnswer(data, v)
 }
 
-// eachLine passes on the values of a stream, one after the other, until it ends.
+// eachLine calls do for each value of a stream until it ends.
 func eachLine[T any](stream io.Reader, do func(T) error) error {
 	for lines := json.NewDecoder(stream); ; {
 		var l T
@@ -201,7 +202,7 @@ func eachLine[T any](stream io.Reader, do func(T) error) error {
 	}
 }
 
-// show reads a view of the agent and prints it, for people by table.
+// show reads an object from the agent and prints it, by default with table.
 func show[T any](cmd *cobra.Command, a *app, path string, table func(io.Writer, T)) error {
 	v, err := fetch[T](cmd.Context(), a, path)
 	if err != nil {
@@ -210,7 +211,7 @@ func show[T any](cmd *cobra.Command, a *app, path string, table func(io.Writer, 
 	return a.print(cmd.OutOrStdout(), v, func(w io.Writer) { table(w, v) })
 }
 
-// send makes a request with a body, and reads the answer into v.
+// send makes a request with a body, and decodes the response into v.
 func (a *app) send(ctx context.Context, method, path string, body, v any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -222,7 +223,7 @@ func (a *app) send(ctx context.Context, method, path string, body, v any) error 
 	return decodeAnswer(data, v)
 }
 
-// change makes a request that changes something.
+// change makes a request that changes resources.
 func (a *app) change(ctx context.Context, method, path string, dryRun bool,
 	body any) (result v1alpha1.ApplyResult, err error) {
 	if dryRun {
@@ -236,7 +237,7 @@ func (a *app) change(ctx context.Context, method, path string, dryRun bool,
 	return result, err
 }
 
-// changeAndPrint makes a request that changes something, and prints what came of it.
+// changeAndPrint makes a request that changes resources, and prints the result.
 func (a *app) changeAndPrint(cmd *cobra.Command, method, path string, dryRun bool, body any) error {
 	result, err := a.change(cmd.Context(), method, path, dryRun, body)
 	if err != nil {

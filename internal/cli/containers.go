@@ -20,7 +20,7 @@ func (a *app) containersCommand() *cobra.Command {
 		a.containersRuntimeCommand())
 }
 
-// starts are the options of what a container's start waits for.
+// starts has the options for holding a container's start.
 type starts struct {
 	failClosed bool
 	timeout    time.Duration
@@ -34,7 +34,7 @@ func (s *starts) addFlags(c *cobra.Command) {
 	c.Flags().DurationVar(&s.timeout, "timeout", startTime, "how long a start waits")
 }
 
-// hold reports a container and waits for its modules. Only with fail-closed it returns an error.
+// hold reports a container and waits for its modules. It returns an error only with fail-closed.
 func (a *app) hold(ctx context.Context, s starts, state []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()

@@ -24,13 +24,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
-// contexts is the file that says how to reach agents of other nodes.
+// contexts is the file with the endpoints of agents of other nodes.
 type contexts struct {
 	Current  string            `json:"current,omitempty"`
 	Contexts map[string]remote `json:"contexts,omitempty"`
 }
 
-// remote is an agent's TCP endpoint and what it is to be asked with. Paths are absolute, or relative to the file.
+// remote is the TCP endpoint of an agent with its credentials. Paths are absolute, or relative to the file.
 type remote struct {
 	Server      string `json:"server"`
 	CA          string `json:"ca,omitempty"`
@@ -47,8 +47,7 @@ func contextsFile() (string, error) {
 	return filepath.Join(dir, "kerb", "contexts.yaml"), err
 }
 
-// readContexts returns the file of contexts, empty if there is none. The path is returned with errors, too, so that
-// they can name it.
+// readContexts returns the contexts, empty if there is no file. It returns the path also with errors, for messages.
 func readContexts() (c contexts, path string, err error) {
 	if path, err = contextsFile(); err != nil {
 		return c, path, nil // no home, no file
@@ -72,15 +71,15 @@ func (c contexts) find(name string) (remote, error) {
 		suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
 }
 
-// endpoint is where the agent is that commands speak to.
+// endpoint is the agent that commands connect to.
 type endpoint struct {
 	name   string // for messages
 	client *client.Client
 	socket bool
 }
 
-// agentEndpoint chooses the agent: flags before variables of the environment before the current context, and else this
-// node's.
+// agentEndpoint selects the agent: by flags, environment variables, the current context, or else the agent of this
+// node.
 func (a *app) agentEndpoint() (*endpoint, error) {
 	if a.endpoint != nil {
 		return a.endpoint, nil
@@ -97,7 +96,7 @@ func (a *app) agentEndpoint() (*endpoint, error) {
 	return a.endpoint, err
 }
 
-// remote is the agent of another node, or nil for the socket.
+// remote returns the selected agent of another node, or nil for the socket.
 func (a *app) remote() (*remote, error) {
 	if a.socketGiven && a.server == "" && a.context == "" {
 		return nil, nil
@@ -126,7 +125,7 @@ func (a *app) remote() (*remote, error) {
 	return r.resolved(path), err
 }
 
-// resolved has paths that are relative to the file of contexts.
+// resolved returns a copy in which relative paths are resolved against the directory of the file of contexts.
 func (r remote) resolved(file string) *remote {
 	for _, path := range []*string{&r.CA, &r.Certificate, &r.Key, &r.TokenFile} {
 		if *path != "" && !filepath.IsAbs(*path) && file != "" {
@@ -136,7 +135,7 @@ func (r remote) resolved(file string) *remote {
 	return &r
 }
 
-// endpoint returns the client of an agent over HTTPS, with TLS 1.3 at least. Without a CA the system's are trusted.
+// endpoint returns an HTTPS client for the agent, with at least TLS 1.3. Without a CA, it trusts those of the system.
 func (r remote) endpoint() (*endpoint, error) {
 	at, err := url.Parse(r.Server)
 	if err != nil || at.Scheme != "https" || at.Host == "" || strings.Trim(at.Path, "/") != "" {
@@ -164,7 +163,7 @@ func (r remote) endpoint() (*endpoint, error) {
 	return &endpoint{name: r.Server, client: client.NewHTTPS(strings.TrimSuffix(r.Server, "/"), token, secure)}, err
 }
 
-// clientToken reads a token that no other user may read.
+// clientToken reads a token from a file, which must not be readable by other users.
 func clientToken(path string) (string, error) {
 	if path == "" {
 		return "", nil

@@ -55,7 +55,7 @@ func countTable(w io.Writer, counts []v1alpha1.ModuleCount) {
 	}
 }
 
-// latency shows the median and the 99th percentile.
+// latency returns the median and the 99th percentile.
 func latency(s *v1alpha1.Sampled) []any {
 	if s == nil {
 		return []any{"-", "-"}

@@ -38,10 +38,10 @@ func (a *app) lastDropsCommand() *cobra.Command {
 	return c
 }
 
-// Bytes of a frame, and packets, that the agent returns at most: the maxima of v1alpha1.DropsRequest.
+// Maxima of v1alpha1.DropsRequest: bytes per frame, and packets.
 const droppedBytes, mostDropped = 128, 10000
 
-// runDrops shows the packets that modules keep.
+// runDrops shows the last dropped packets that chains have recorded.
 func (a *app) runDrops(cmd *cobra.Command, t traceOptions) error {
 	r := t.request
 	if r.Count < 0 || r.Count > mostDropped {

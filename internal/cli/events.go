@@ -53,7 +53,7 @@ is printed on standard error.`,
 	return c
 }
 
-// printEvents prints each event when it comes: columns have a fixed width.
+// printEvents prints each event when it arrives, hence in columns of fixed width.
 func (a *app) printEvents(w, notes io.Writer, body io.Reader) error {
 	return eachLine(body, func(e v1alpha1.Event) (err error) {
 		switch {

@@ -49,7 +49,7 @@ func (a *app) schemaCommand() *cobra.Command {
 	})
 }
 
-// fullSchema is that of the resources, in which the configuration of a module is that of its package.
+// fullSchema returns the schema of the resources, with the schemas of packages as the config of modules.
 func fullSchema() (map[string]any, error) {
 	schema, err := server.Schema()
 	if err != nil {
@@ -75,7 +75,7 @@ func fullSchema() (map[string]any, error) {
 	return schema, nil
 }
 
-// embedded is a copy of a package's schema whose references are to the place where it is now.
+// embedded returns a copy of a package's schema with references adapted to its place in the full schema.
 func embedded(tree map[string]any, at string) (out map[string]any, err error) {
 	text, err := json.Marshal(tree)
 	if err != nil {
@@ -136,7 +136,7 @@ func (a *app) explainPacketCommand() *cobra.Command {
 	return c
 }
 
-// explainPacket prints the packet at each chain as a trace does, and the verdict at the end.
+// explainPacket prints the packet at each chain like a trace, and the final verdict.
 func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error {
 	if r.Service == "" {
 		return &usageError{errors.New("--service is missing: the service whose modules the packet meets")}
@@ -156,7 +156,7 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 	})
 }
 
-// describeEnd says what happens to the packet in the end. A verdict that this build does not know is shown as it is.
+// describeEnd describes the final verdict. A verdict that this build does not know is printed unchanged.
 func describeEnd(out v1alpha1.ExplainedPacket) string {
 	end := fmt.Sprintf("gets the verdict %q", out.Verdict)
 	if verdict, ok := kerbabi.VerdictNamed(out.Verdict); ok {
@@ -173,7 +173,7 @@ func describeEnd(out v1alpha1.ExplainedPacket) string {
 	return "the packet " + end
 }
 
-// explained are the words that explain takes.
+// explained returns the possible arguments of explain.
 func explained() []string {
 	var out []string
 	for _, k := range resource.Kinds() {
@@ -259,7 +259,7 @@ func (e explanation) printField(w io.Writer, name string, v any, required bool) 
 	}
 }
 
-// fields are those of an object, or of the objects in a list.
+// fields returns the fields of an object, or of the objects in a list.
 func (e explanation) fields(at map[string]any) map[string]any {
 	fields, _ := e.items(at)["properties"].(map[string]any)
 	return fields
@@ -275,7 +275,7 @@ func (e explanation) items(at map[string]any) map[string]any {
 
 // resolve follows references.
 func (e explanation) resolve(at map[string]any) map[string]any {
-	for range 8 { // more than any schema needs, and an end for a circle
+	for range 8 { // more than any schema needs; ends cycles
 		ref, _ := at["$ref"].(string)
 		path, ok := strings.CutPrefix(ref, "#/$defs/")
 		if !ok {
@@ -291,8 +291,8 @@ func (e explanation) resolve(at map[string]any) map[string]any {
 	return at
 }
 
-// typeOf returns a schema's type in words, such as "list of string" or "integer or string". null is left out: every
-// optional field may be null.
+// typeOf returns a schema's type in words, such as "list of string" or "integer or string". It omits null, which every
+// optional field may be.
 func (e explanation) typeOf(at map[string]any) string {
 	full := e.resolve(at)
 	for _, key := range []string{"oneOf", "anyOf"} {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// compileExpression has tcpdump compile an expression for frames with an Ethernet header, as the API takes it. The one
-// library in pure Go, packetcap/go-pcap of 2024, is no alternative: of `portrange 1-2` it makes a program that all
-// frames match.
+// compileExpression compiles a filter expression with tcpdump, for frames with an Ethernet header, as the API expects.
+// The only pure Go library, packetcap/go-pcap (2024), is no alternative: it compiles `portrange 1-2` to a program that
+// matches all frames.
 func compileExpression(ctx context.Context, expression string) (program string, err error) {
 	if strings.TrimSpace(expression) == "" {
 		return "", nil

@@ -92,7 +92,7 @@ func flowsQuery(r v1alpha1.FlowsRequest) url.Values {
 	return q
 }
 
-// printFlows prints a table, or while following each flow when it comes.
+// printFlows prints a table, or with follow each flow when it arrives.
 func (a *app) printFlows(w io.Writer, body io.Reader, follow bool) error {
 	all := []v1alpha1.FlowLine{}
 	err := eachLine(body, func(l v1alpha1.FlowLine) (err error) {
@@ -155,7 +155,7 @@ func flowCells(f *v1alpha1.Flow) []string {
 		rtt, count(f.Retransmits + f.ReplyRetransmits), verdict, cmp.Or(state, "-")}
 }
 
-// roundTrip is a time with three digits.
+// roundTrip formats a time with three digits.
 func roundTrip(ns int64) string {
 	d := time.Duration(ns)
 	for _, unit := range []time.Duration{time.Second, time.Millisecond, time.Microsecond} {
@@ -166,7 +166,7 @@ func roundTrip(ns int64) string {
 	return d.String()
 }
 
-// flowEnd is name and address of an end.
+// flowEnd returns the name and the address of an end.
 func flowEnd(name, address string, port uint16) string {
 	end := address
 	if port > 0 && address != "" {
@@ -197,7 +197,7 @@ func missingFlows(m *v1alpha1.MissingFlows) string {
 	return fmt.Sprintf("of %s: %s", cmp.Or(m.Service, m.Interface, "other interfaces"), strings.Join(parts, "; "))
 }
 
-// bytesText is a number of bytes with three digits or so: 1.2M.
+// bytesText formats a number of bytes with up to three digits: 1.2M.
 func bytesText(n uint64) string {
 	const units = "kMGTPE"
 	if n < 1000 {

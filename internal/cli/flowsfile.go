@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/rotate"
 )
 
-// flowsFile are the flags of the file that flows are written to.
+// flowsFile has the flags for writing flows to a file.
 type flowsFile struct {
 	path, maxSize string
 	keep          int
@@ -22,7 +22,7 @@ type flowsFile struct {
 // smallestFile has room for some lines.
 const smallestFile = 4096
 
-// open returns nil if there is to be no file.
+// open returns nil if no file is requested.
 func (f *flowsFile) open(follow bool, errs io.Writer) (*flowsLog, error) {
 	if f.path == "" {
 		return nil, nil
@@ -54,7 +54,7 @@ type flowsLog struct {
 	lost int // lines since the last one that was written
 }
 
-// copy writes what an agent sends until it ends.
+// copy writes the agent's stream until it ends.
 func (f *flowsLog) copy(body io.Reader) error {
 	defer f.report(nil)
 	return eachLine(body, func(l v1alpha1.FlowLine) error {
@@ -69,7 +69,7 @@ func (f *flowsLog) copy(body io.Reader) error {
 	})
 }
 
-// report says once that lines are lost, and then how many were.
+// report prints once that lines are being lost, and afterwards how many were lost.
 func (f *flowsLog) report(err error) {
 	switch {
 	case err != nil:

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
 
-// shownKinds are all kinds that `kerb get` knows, in the order of `kerb get all`.
+// shownKinds returns all kinds of `kerb get`, in the order of `kerb get all`.
 func shownKinds() (out []kind) {
 	for _, of := range resource.Kinds() {
 		out = append(out, kindOf(of))
@@ -26,7 +26,7 @@ func shownKinds() (out []kind) {
 	return append(out, chainKind(), packageKind())
 }
 
-// findKind returns the kind with a name in singular, plural or short form, in any case.
+// findKind returns the kind with a name in singular, plural or short form, ignoring case.
 func findKind(name string) (kind, error) {
 	var known, plurals []string
 	for _, k := range shownKinds() {
@@ -68,7 +68,7 @@ func (a *app) getCommand() *cobra.Command {
 	return c
 }
 
-// listing names kinds with their short names, as in "modules (mod) or chains".
+// listing formats kinds with their short names, as in "modules (mod) or chains".
 func listing(all []kind) string {
 	names := make([]string, len(all))
 	for i, k := range all {
@@ -81,7 +81,7 @@ func listing(all []kind) string {
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
-// getAll prints a table of each kind. It has no JSON or YAML: kerb export prints what kerb apply reads.
+// getAll prints a table of each kind. It does not support JSON or YAML: kerb export prints input for kerb apply.
 func (a *app) getAll(cmd *cobra.Command, names []string, watch bool) error {
 	if len(names) > 0 {
 		return &usageError{fmt.Errorf("kerb get all takes no name")}
@@ -129,8 +129,7 @@ func addWatch(c *cobra.Command, watch *bool) {
 
 var watchPeriod = time.Second // tests make it short
 
-// repeat prints once, or again whenever what is printed changes. On a terminal the new text takes the place of the old
-// one.
+// repeat prints once, or with watch again whenever the output changes. On a terminal, it replaces the previous output.
 func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error) error {
 	if !watch {
 		return print(cmd.OutOrStdout())
@@ -161,8 +160,8 @@ func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error
 	}
 }
 
-// showUpdate prints changed text: as the next document in YAML, in place of the previous text on a terminal, and below
-// it elsewhere.
+// showUpdate prints changed text: as the next document in YAML, over the previous text on a terminal, and otherwise
+// below it.
 func showUpdate(w io.Writer, text []byte, output string) error {
 	switch {
 	case output == "yaml":
@@ -204,7 +203,7 @@ func (a *app) exportCommand() *cobra.Command {
 	})
 }
 
-// export returns what was applied of all kinds, those last that select others.
+// export returns the applied resources of all kinds. Kinds that refer to others come last.
 func (a *app) export(ctx context.Context) ([]any, error) {
 	all := []any{}
 	for _, of := range slices.Backward(resource.Kinds()) {
@@ -218,7 +217,7 @@ func (a *app) export(ctx context.Context) ([]any, error) {
 			if !of.Applied(o) {
 				continue
 			}
-			if of.Trim(o) { // a list is without part of it
+			if of.Trim(o) { // lists omit part of it
 				if o, err = a.one(ctx, of, o.Meta().Name); err != nil {
 					return nil, err
 				}

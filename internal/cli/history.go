@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// openMetrics is a value of --output that only the history has.
+// openMetrics is a value of --output that only the history supports.
 const openMetrics = "openmetrics"
 
 func (a *app) historyCommand() *cobra.Command {
@@ -64,7 +64,7 @@ nothing was measured. The history is off unless kerb.yaml has the line history: 
 	return c
 }
 
-// completeSampled completes names of services and modules.
+// completeSampled completes the names of services and modules.
 func (a *app) completeSampled(cmd *cobra.Command, args []string, word string) (names []string,
 	directive cobra.ShellCompDirective) {
 	for _, k := range []kind{kindOf(resource.Service), kindOf(resource.Module)} {
@@ -74,7 +74,7 @@ func (a *app) completeSampled(cmd *cobra.Command, args []string, word string) (n
 	return names, directive
 }
 
-// parseSpan reads a duration, which may be in days.
+// parseSpan parses a duration, also in days.
 func parseSpan(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if days, ok := strings.CutSuffix(text, "d"); ok {
@@ -95,7 +95,7 @@ type sampled struct {
 	Max    v1alpha1.Values `json:"max,omitempty"`
 }
 
-// sampledHistory is what the agent has sampled.
+// sampledHistory has the samples of the agent.
 type sampledHistory struct {
 	Step    int        `json:"step"`
 	Omitted int        `json:"omitted,omitempty"`
@@ -103,7 +103,7 @@ type sampledHistory struct {
 	Series  []*sampled `json:"series"`
 }
 
-// take adds a line of the agent's answer. It keeps the newest samples, and leaves what is not of the series.
+// take adds a line of the agent's response. It keeps the newest samples.
 func (h *sampledHistory) take(l v1alpha1.HistoryLine, keep int) error {
 	if l.Error != "" {
 		return errors.New(l.Error)
@@ -126,7 +126,7 @@ func (h *sampledHistory) take(l v1alpha1.HistoryLine, keep int) error {
 	return nil
 }
 
-// begin takes over of what the values that follow are. A series that was there before keeps its samples.
+// begin sets the series of the values that follow. Known series keep their samples.
 func (h *sampledHistory) begin(l v1alpha1.HistoryLine) {
 	before := map[v1alpha1.Series]*sampled{}
 	if l.Step == h.Step {
@@ -149,7 +149,7 @@ func (h *sampledHistory) begin(l v1alpha1.HistoryLine) {
 	}
 }
 
-// readLines passes on the lines of an answer until it ends.
+// readLines calls each for the lines of a response until it ends.
 func (a *app) readLines(ctx context.Context, q url.Values, each func(v1alpha1.HistoryLine) error) error {
 	body, err := a.stream(ctx, "/v1/history?"+q.Encode())
 	if err != nil {
@@ -164,7 +164,7 @@ func (a *app) readHistory(ctx context.Context, name string, span time.Duration) 
 	return h, a.readLines(ctx, q, func(l v1alpha1.HistoryLine) error { return h.take(l, math.MaxInt32) })
 }
 
-// followed is how many samples --follow shows: 5 minutes.
+// followed is the number of samples that --follow shows: 5 minutes.
 const followed = 300
 
 func (a *app) followHistory(ctx context.Context, w io.Writer, name string) error {
@@ -178,7 +178,7 @@ func (a *app) followHistory(ctx context.Context, w io.Writer, name string) error
 			return json.NewEncoder(w).Encode(l)
 		}
 		if err := h.take(l, followed); err != nil || l.Step > 0 || time.Since(shown) < time.Second/2 {
-			return err // those of the time before come at once
+			return err // earlier samples arrive immediately
 		}
 		shown = time.Now()
 		if isTerminal(w) {
@@ -188,7 +188,7 @@ func (a *app) followHistory(ctx context.Context, w io.Writer, name string) error
 	})
 }
 
-// printHistory prints samples, without the series that have none.
+// printHistory prints samples. It omits series without samples.
 func (a *app) printHistory(w io.Writer, h sampledHistory, name string, span time.Duration) error {
 	shown := []*sampled{}
 	for _, s := range h.Series {
@@ -232,7 +232,7 @@ func (s *sampled) detail() bool {
 		s.Reason != ""
 }
 
-// metric is the name, with the labels that tell it from others of the same service or module.
+// metric returns the name, with the labels that distinguish it from others of the same service or module.
 func (s *sampled) metric() string {
 	labels := strings.Trim(strings.Join([]string{s.Direction, s.Verdict, s.Reason}, ","), ",")
 	if labels == "" {
@@ -254,7 +254,7 @@ func (s *sampled) number(v float64) string {
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// brief has three digits or four: buckets of times are a fourth wide.
+// brief rounds to three or four digits: the width of histogram buckets is a fourth.
 func brief(d time.Duration) string {
 	switch {
 	case d >= time.Millisecond:
@@ -265,7 +265,7 @@ func brief(d time.Duration) string {
 	return d.String()
 }
 
-// figures sum samples up. The last one is not a number if there was none at the last time.
+// figures summarise samples. last is NaN if there was no sample at the last time.
 type figures struct{ mean, most, last, samples float64 }
 
 func (s *sampled) figures() figures {
@@ -282,7 +282,7 @@ func (s *sampled) figures() figures {
 	return f
 }
 
-// highest is the maximum of a sample.
+// highest returns the maximum of a sample.
 func (s *sampled) highest(i int) float32 {
 	if i < len(s.Max) {
 		return s.Max[i]

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// interceptClass is what `classes` of the module intercept returns, as far as tables show it.
+// interceptClass has the fields of query `classes` of the module intercept that tables show.
 type interceptClass struct {
 	Name, Direction, Action                 string
 	Stopped, Opens                          bool
@@ -68,7 +68,8 @@ func (a *app) interceptCommand() *cobra.Command {
 			"late", printLate))
 }
 
-// interceptQuery reads a route of a module, which need not be named where only one has it.
+// interceptQuery returns a command that reads a route of a module. The name may be omitted if only one module has the
+// route.
 func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writer, T)) *cobra.Command {
 	return answers(&cobra.Command{
 		Use:               verb + " [MODULE]",
@@ -95,7 +96,7 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 	})
 }
 
-// interceptModule returns the module that was named, or the only one whose package answers a query.
+// interceptModule returns the named module, or the only one whose package supports a query.
 func (a *app) interceptModule(ctx context.Context, args []string, route string) (string, error) {
 	if len(args) > 0 {
 		return args[0], nil
@@ -113,7 +114,7 @@ func (a *app) interceptModule(ctx context.Context, args []string, route string) 
 	return "", fmt.Errorf("name one of the modules %s", strings.Join(names, ", "))
 }
 
-// modulesWithQuery returns the modules whose package names a query and serves programs, as intercept does.
+// modulesWithQuery returns the modules whose package supports a query and serves programs, like intercept.
 func (a *app) modulesWithQuery(ctx context.Context, query string) (names []string, err error) {
 	packages, err := fetch[[]v1alpha1.Package](ctx, a, "/v1/packages")
 	if err != nil {
@@ -143,7 +144,7 @@ func printClasses(w io.Writer, all []interceptClass) {
 	}
 }
 
-// forwarded counts packets that were sent on, and those that were not, by reason: 12 (noRoute 3).
+// forwarded returns the number of forwarded packets, and of those that were not, by reason: 12 (noRoute 3).
 func (c interceptClass) forwarded() string {
 	var not []string
 	for _, reason := range slices.Sorted(maps.Keys(c.Unforwarded)) {
@@ -195,7 +196,7 @@ func printLate(w io.Writer, all []latePacket) {
 	}
 }
 
-// since prints ns as a duration; nothing where there is none.
+// since formats ns as a duration, and 0 as an empty text.
 func since(ns uint64) string {
 	if ns == 0 {
 		return ""

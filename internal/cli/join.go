@@ -83,7 +83,7 @@ func (a *app) joinTraces(cmd *cobra.Command, files []string, within time.Duratio
 	return nil
 }
 
-// readTrace reads what a trace has written. It says so if packets are missing.
+// readTrace reads the output of a trace. It prints a note if packets are missing.
 func readTrace(notes io.Writer, name string) (t trace.NodeTrace, err error) {
 	t.Node = strings.TrimSuffix(filepath.Base(name), ".json")
 	file, err := os.Open(name)

@@ -49,7 +49,7 @@ func printSummary(w io.Writer, s v1alpha1.ModelSummary) {
 	field(w, "Document", fmt.Sprintf("%d bytes, %s", s.Size, s.Digest))
 }
 
-// loading is what load and rollback have in common.
+// loading has the options of both load and rollback.
 type loading struct {
 	dryRun bool
 	wait   time.Duration
@@ -100,7 +100,7 @@ func (a *app) modelLoadCommand() *cobra.Command {
 	return c
 }
 
-// modelName checks the document, and finds the name of its resource.
+// modelName checks the document, and returns the name of its resource.
 func modelName(m v1alpha1.Model, file string) (string, error) {
 	summary, err := models.Summarize(m.Spec)
 	if err != nil {
@@ -112,7 +112,7 @@ func modelName(m v1alpha1.Model, file string) (string, error) {
 	return summary.Name, nil
 }
 
-// keepLabels takes over the labels of the model whose place is taken.
+// keepLabels copies the labels of the model that is replaced.
 func (a *app) keepLabels(ctx context.Context, meta *v1alpha1.ObjectMeta) error {
 	all, err := fetch[[]v1alpha1.Model](ctx, a, "/v1/models")
 	for _, m := range all {
@@ -123,7 +123,7 @@ func (a *app) keepLabels(ctx context.Context, meta *v1alpha1.ObjectMeta) error {
 	return err
 }
 
-// loadModel puts a model and waits for those that use it.
+// loadModel applies a model and waits until the modules that use it run it.
 func (a *app) loadModel(cmd *cobra.Command, m v1alpha1.Model, l loading) error {
 	err := a.changeAndPrint(cmd, http.MethodPut, modelPath(m.Metadata.Name), l.dryRun, m)
 	if err != nil || l.dryRun || l.wait == 0 {
@@ -202,7 +202,7 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 	})
 }
 
-// completeWithFiles offers files alongside names.
+// completeWithFiles completes files as well as names.
 func completeWithFiles(names cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, text string) ([]string, cobra.ShellCompDirective) {
 		if len(args) > 0 {
@@ -250,7 +250,7 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 	return c
 }
 
-// completeGenerations offers the generations that are kept.
+// completeGenerations completes stored generations.
 func (a *app) completeGenerations(cmd *cobra.Command, args []string,
 	_ string) (out []string, _ cobra.ShellCompDirective) {
 	if len(args) == 0 {
@@ -266,7 +266,7 @@ func (a *app) completeGenerations(cmd *cobra.Command, args []string,
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// printDescription shows sizes next to their limits, so that a model that is too large says by which of them.
+// printDescription prints sizes with their limits, which shows why a model is too large.
 func printDescription(w io.Writer, d models.Description) {
 	field(w, "Name", d.Name)
 	field(w, "Description", d.Text)

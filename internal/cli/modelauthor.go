@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// modelAuthorCommands are the parts of `kerb model` that work on files, without an agent.
+// modelAuthorCommands returns the subcommands of `kerb model` that work on files, without an agent.
 func (a *app) modelAuthorCommands() []*cobra.Command {
 	return []*cobra.Command{
 		mlCommand("import", "Make a document of a model of scikit-learn, ONNX or treelite",
@@ -29,7 +29,8 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 	}
 }
 
-// mlCommand runs kerb-ml, a Python package, as a process of the user's own: what it reads is never near the agent.
+// mlCommand returns a command that runs kerb-ml, a Python package, with the user's privileges: the agent never handles
+// its input.
 func mlCommand(verb, short, example string) *cobra.Command {
 	return &cobra.Command{
 		Use:   verb + " ...",

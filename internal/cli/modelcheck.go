@@ -14,12 +14,12 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// checked is what `kerb model check` finds.
+// checked is the result of `kerb model check`.
 type checked struct {
 	Model       string   `json:"model"`
 	Arithmetic  string   `json:"arithmetic"`
 	Rows        int      `json:"rows"`
-	Differ      int      `json:"differ"` // decisions of the kernel that floating point does not make
+	Differ      int      `json:"differ"` // decisions of the kernel that differ from those in floating point
 	Agreement   float64  `json:"agreement"`
 	Accuracy    *float64 `json:"accuracy,omitempty"`      // of the kernel
 	AsTrained   *float64 `json:"accuracyFloat,omitempty"` // in floating point
@@ -61,10 +61,10 @@ func dataFlags(c *cobra.Command, data, label *string) {
 	_ = c.MarkFlagRequired("data")
 }
 
-const timedRows = 5 // rows, spread over the table, of which the time is measured
+const timedRows = 5 // rows, spread over the table, whose time is measured
 
-// checkModel runs a model on all rows in the kernel, and compares each decision with the same arithmetic in Go, which
-// must agree to the last bit, and with floating point, which may not. Times are in ns.
+// checkModel evaluates a model on all rows in the kernel, and compares each decision with the same arithmetic in Go,
+// which must agree bit for bit, and with floating point, which may differ. Times are in ns.
 func checkModel(d *model.Document, s *samples) (*checked, error) {
 	p, err := d.Pack(d.Features)
 	if err != nil {

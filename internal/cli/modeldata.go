@@ -19,16 +19,16 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// publishedColumns are the names of the features in the tables of the published study.
+// publishedColumns maps features to their names in the tables of the published study.
 var publishedColumns = map[string]string{"dis": "DisCount", "dio": "DioCount", "dao": "DaoCount", "other": "OtherMsg"}
 
-// samples are rows of a table in the order of a model's features, and the classes that are right.
+// samples has rows of a table in the order of a model's features, with the correct classes.
 type samples struct {
 	rows    [][]float64
 	classes []int
 }
 
-// readModel reads a document, and a table with samples for it.
+// readModel reads a document, and a table of samples.
 func readModel(file, table, label string, stdin io.Reader) (*model.Document, *samples, error) {
 	text, err := readFile(file, stdin)
 	if err != nil {
@@ -42,8 +42,8 @@ func readModel(file, table, label string, stdin io.Reader) (*model.Document, *sa
 	return d, s, err
 }
 
-// readSamples reads a CSV file with a heading: a column for each feature, and one with the class, by name or number.
-// Without one, classes is empty.
+// readSamples reads a CSV file with a header: a column for each feature, and one with the class, by name or number.
+// Without the latter, classes is empty.
 func readSamples(file, label string, d *model.Document) (*samples, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -81,7 +81,7 @@ func readSamples(file, label string, d *model.Document) (*samples, error) {
 	return out, nil
 }
 
-// featureColumns finds the column of each feature, by its name or by the name that published data sets have for it.
+// featureColumns returns the column of each feature, by its name or its name in published data sets.
 func featureColumns(header, features []string) ([]int, error) {
 	var columns []int
 	for _, f := range features {
@@ -97,8 +97,8 @@ func featureColumns(header, features []string) ([]int, error) {
 	return columns, nil
 }
 
-// add appends a row. The data plane has integers only, so that a fraction is an error rather than rounded; the class
-// is a name of the model's or its index.
+// add appends a row. Fractions are errors and not rounded, since the data plane has only integers. The class is one of
+// the model's names or its index.
 func (s *samples) add(record []string, columns []int, class int, classes []string) error {
 	row := make([]float64, len(columns))
 	for i, c := range columns {

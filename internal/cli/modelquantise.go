@@ -48,7 +48,7 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 	return c
 }
 
-// quantise returns the document as text, and how many decisions on the samples are others than before.
+// quantise returns the quantised document as text, and how many decisions on the samples differ from before.
 func quantise(d *model.Document, s *samples) ([]byte, int, error) {
 	if err := d.Calibrate(s.rows); err != nil {
 		return nil, 0, err

@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// describeModule prints what the module is first and what it does last, since tables of counters can be long.
+// describeModule prints the counters last, since their tables can be long.
 func describeModule(w io.Writer, m v1alpha1.Module) {
 	s := resource.Status(m.Status)
 	field(w, "Name", m.Metadata.Name)
@@ -65,7 +65,7 @@ func printAttachments(w io.Writer, attachments []v1alpha1.Attachment) {
 	}
 }
 
-// printCost shows what test runs of the module found.
+// printCost prints the results of the module's test runs.
 func printCost(w io.Writer, c *v1alpha1.Cost) {
 	if c == nil {
 		return
@@ -97,7 +97,7 @@ func (a *app) dropsCommand() *cobra.Command {
 	})
 }
 
-// ofModules completes a command that shows something of all modules, or of the one that is named.
+// ofModules completes a command that shows all modules, or a named one.
 func (a *app) ofModules(c *cobra.Command, show func(io.Writer, []v1alpha1.Module) error) *cobra.Command {
 	c.Args, c.ValidArgsFunction = cobra.MaximumNArgs(1), kindOf(resource.Module).complete(a)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
@@ -127,12 +127,12 @@ func printDrops(w io.Writer, modules []v1alpha1.Module) {
 	}
 }
 
-// printDrop prints a line for each service, and one for packets that are of none.
+// printDrop prints a line for each service, and one for packets without a service.
 func printDrop(w io.Writer, module string, d v1alpha1.Drop) {
 	rest := d.Packets
 	for _, s := range d.Services {
 		line(w, module, s.Service, d.Reason, s.Packets)
-		rest -= min(s.Packets, rest) // the counters are not read all at once
+		rest -= min(s.Packets, rest) // counters are not read atomically
 	}
 	if rest > 0 {
 		line(w, module, "", d.Reason, rest)
@@ -165,7 +165,7 @@ func (a *app) queryCommand() *cobra.Command {
 	})
 }
 
-// noRouteError: the module is there, and serves nothing by that name.
+// noRouteError reports that a module exists, but lacks the route.
 type noRouteError struct{ module, path string }
 
 func (e *noRouteError) Error() string {
@@ -178,8 +178,8 @@ func (e *noRouteError) Error() string {
 
 func (*noRouteError) Unwrap() error { return &apierrors.NotFound{} }
 
-// printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line,
-// each line is passed on when it comes.
+// printAnswer prints the response of a module, unchanged if it is not JSON. It prints each line of a stream, one JSON
+// value per line, when it arrives.
 func (a *app) printAnswer(w io.Writer, body *answer) error {
 	if body.stream {
 		return a.printStream(w, body)
@@ -203,7 +203,7 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 	return err
 }
 
-// printStream prints values as they come: a line each for people, JSON as the module wrote it, or documents of YAML.
+// printStream prints values when they arrive: one line each, or JSON as the module wrote it, or YAML documents.
 func (a *app) printStream(w io.Writer, stream io.Reader) error {
 	if a.output == "json" {
 		_, err := io.Copy(w, stream)
@@ -230,7 +230,7 @@ func (a *app) printStream(w io.Writer, stream io.Reader) error {
 	}
 }
 
-// plain prints whole numbers as such: JSON has only one kind.
+// plain converts integral numbers to integers: JSON does not distinguish them.
 func plain(v any) any {
 	switch v := v.(type) {
 	case nil:

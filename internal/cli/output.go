@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
-// print writes v as JSON or YAML if that was asked for, and else calls table.
+// print writes v as JSON or YAML if requested, and otherwise calls table.
 func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
 	switch a.output {
 	case "json":
@@ -40,7 +40,7 @@ func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
 	return aligned.Flush()
 }
 
-// coloured paints lines for a terminal that wants it (https://no-color.org).
+// coloured adds colours for terminals, unless NO_COLOR is set (https://no-color.org).
 func coloured(w io.Writer) io.Writer {
 	if !wantsColour(w) {
 		return w
@@ -61,7 +61,7 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-// painter paints what is wrong red, and the lines of a difference. It is written to in whole lines.
+// painter colours errors and the lines of a diff. Each Write must consist of whole lines.
 type painter struct{ io.Writer }
 
 var paints = []struct {
@@ -85,8 +85,8 @@ func (p painter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// visible shows what would steer a terminal, in the place of doing so: what is printed is in part what packages,
-// control planes and programs on the node say.
+// visible makes control characters visible, since output may contain text of packages, control planes and programs on
+// the node, which must not control the terminal.
 type visible struct{ io.Writer }
 
 func (v visible) Write(p []byte) (int, error) {
@@ -96,8 +96,7 @@ func (v visible) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// picture is the character to print for a control character: that of Unicode's block of control pictures, if it has
-// one.
+// picture returns the printable character for a control character, from Unicode's Control Pictures if it has one.
 func picture(r rune) rune {
 	switch {
 	case r == '\n', r == '\t':

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// writer is who a command changes resources as.
+// writer is the owner as which a command changes resources.
 type writer struct {
 	owner        string
 	force, prune bool

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/modules"
 )
 
-// packageAuthorCommands are the parts of `kerb package` that work on files, without an agent.
+// packageAuthorCommands returns the subcommands of `kerb package` that work on files, without an agent.
 func (a *app) packageAuthorCommands() []*cobra.Command {
 	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(),
 		a.packageTestCommand(), a.packageInspectCommand(),
@@ -73,7 +73,7 @@ func (a *app) packageBuildCommand() *cobra.Command {
 			if err != nil {
 				return packageFault(err)
 			}
-			objects, files := map[string]string{}, []string{} // by hook, and in their order
+			objects, files := map[string]string{}, []string{} // by hook; in order
 			for _, hook := range p.Hooks {
 				objects[hook] = filepath.Join(args[0], p.Object(hook))
 				files = append(files, objects[hook])
@@ -151,7 +151,7 @@ func (a *app) packageHeadersCommand() *cobra.Command {
 	})
 }
 
-// packageFault gives errors of packages the kinds that exit codes know.
+// packageFault wraps errors of packages in types that have exit codes.
 func packageFault(err error) error {
 	if rejected, ok := errors.AsType[*dataplane.RejectedError](err); ok {
 		return &apierrors.Rejected{Summary: err.Error(), Log: rejected.Log}
@@ -159,8 +159,8 @@ func packageFault(err error) error {
 	return err
 }
 
-// findPackage takes a directory, the name of a built-in or the reference of a pulled package. A directory in sight
-// needs a slash to win over a built-in.
+// findPackage returns the package for a directory, the name of a built-in or the reference of a pulled package. A
+// directory with the name of a built-in must be given with a slash.
 func findPackage(cmd *cobra.Command, f *storeFlags, ref string) (*pkgs.Package, error) {
 	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
 	if oci.IsReference(ref) && !isPackageFile(ref) {
@@ -189,7 +189,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// printInspection lists functions and maps, by which a package costs instructions and memory.
+// printInspection lists functions with their instructions, and maps with their memory.
 func printInspection(w io.Writer, in *pkgs.Inspection) {
 	m := in.Manifest
 	field(w, "Name", m.Name)

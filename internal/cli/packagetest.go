@@ -26,17 +26,17 @@ import (
 
 // packageTests is the file test.yaml of a package.
 type packageTests struct {
-	Config map[string]any `json:"config,omitempty"` // of all tests that have none of their own
+	Config map[string]any `json:"config,omitempty"` // default for tests
 	Tests  []packageCase  `json:"tests"`
 
 	file      string
 	positions yamldoc.Index
 }
 
-// dir is what captures in the tests are relative to.
+// dir returns the directory to which captures in the tests are relative.
 func (t packageTests) dir() string { return filepath.Dir(t.file) }
 
-// packageCase is a sequence of packets through one loaded chain: maps keep what packets before have left in them.
+// packageCase is a sequence of packets through one loaded chain: maps keep their content between packets.
 type packageCase struct {
 	Name      string         `json:"name"`
 	Config    map[string]any `json:"config,omitempty"`
@@ -45,11 +45,11 @@ type packageCase struct {
 	Packets   []packetCase   `json:"packets"`
 }
 
-// packetCase is a packet and what is expected of it.
+// packetCase is a packet with the expected result.
 type packetCase struct {
 	pkttest.Packet
 	Direction string       `json:"direction,omitempty" enum:"ingress,egress"` // absent: that of the test
-	Repeat    int          `json:"repeat,omitempty" minimum:"1"`              // the same packet so many times
+	Repeat    int          `json:"repeat,omitempty" minimum:"1"`              // how often the packet is sent
 	Want      *expectation `json:"want,omitempty"`
 }
 
@@ -129,7 +129,7 @@ CAP_NET_ADMIN. With --pcap it prints the verdict on each packet of a capture.
 	return c
 }
 
-// readTests reads the tests, or makes one of a capture.
+// readTests reads the tests, or creates one from a capture.
 func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 	if pcap != "" {
 		one := packageCase{Name: filepath.Base(pcap), Direction: direction,
@@ -147,7 +147,7 @@ func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 	return t, err
 }
 
-// check returns all mistakes in configs and packets, with their places.
+// check returns all errors in configs and packets, with their locations.
 func (t packageTests) check(p *pkgs.Package) error {
 	wrong := []error{checkConfig(p, t.Config, "config")}
 	for i, c := range t.Tests {
@@ -165,7 +165,7 @@ func (t packageTests) check(p *pkgs.Package) error {
 	return t.positions.Locate(t.file, errors.Join(wrong...))
 }
 
-// checkConfig returns what is wrong with a config, whose place is field.
+// checkConfig returns the errors in a config; field is its location.
 func checkConfig(p *pkgs.Package, config map[string]any, field string) error {
 	_, err := moduleOf(p, config)
 	for _, e := range apierrors.Invalids(err) {
@@ -191,7 +191,7 @@ func (c packetCase) check(field, dir string) error {
 	return nil
 }
 
-// runTests runs each test on the hooks that it names, or on all of the package. Maps begin empty for each test and
+// runTests runs each test on its hooks, by default all of the package. Maps are empty at the start of each test and
 // hook, and are kept from packet to packet.
 func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err error) {
 	if p.HasHook(pkgs.HookSockets) {
@@ -215,8 +215,7 @@ func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err erro
 	return all, nil
 }
 
-// runTest sends the packets of a test through the package in the kernel (BPF_PROG_TEST_RUN), and returns what became
-// of each.
+// runTest runs the packets of a test through the package in the kernel (BPF_PROG_TEST_RUN), and returns their results.
 func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResult, err error) {
 	module, err := moduleOf(p, t.Config)
 	if err != nil {
@@ -254,7 +253,7 @@ func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResu
 	return all, nil
 }
 
-// compare says what is not as expected.
+// compare returns a description of the first difference from the expected result.
 func (e *expectation) compare(r packetResult, dir string) (problem string, err error) {
 	if e == nil {
 		return "", nil
@@ -281,7 +280,7 @@ func (e *expectation) compare(r packetResult, dir string) (problem string, err e
 	return strings.Join(wrong, "; "), nil
 }
 
-// difference shows the first place where two packets differ.
+// difference describes the first byte in which two packets differ.
 func difference(want, got []byte) string {
 	if len(want) != len(got) {
 		return fmt.Sprintf("%d bytes, want %d", len(got), len(want))
@@ -295,7 +294,7 @@ func difference(want, got []byte) string {
 	return "none"
 }
 
-// printResults prints each packet of a capture, of which nothing is expected, or else a line for each test.
+// printResults prints a line for each test, or with each, for captures without expectations, for each packet.
 func printResults(w io.Writer, all []packetResult, each bool) {
 	if each {
 		line(w, "PACKET", "HOOK", "DIRECTION", "LENGTH", "VERDICT", "REASON", "CHANGED")

@@ -60,13 +60,13 @@ func (a *app) purgeCommand() *cobra.Command {
 	return c
 }
 
-// purged is what there is nothing left of.
+// purged lists what was removed.
 type purged struct {
 	Kernel bool `json:"kernel"`
 	State  bool `json:"state"`
 }
 
-// purge keeps agents from starting until it is done: what they would make meanwhile would go too.
+// purge prevents agents from starting until it is done, since it would remove their state as well.
 func (a *app) purge(p paths.Paths, all bool) (gone purged, err error) {
 	release, err := lockfile.AcquireNode(p)
 	if err != nil {
@@ -74,7 +74,7 @@ func (a *app) purge(p paths.Paths, all bool) (gone purged, err error) {
 	}
 	defer func() {
 		err = errors.Join(err, release())
-		_ = os.Remove(p.Run) // not if there is more in it
+		_ = os.Remove(p.Run) // fails if it is not empty
 	}()
 	if err := purgeKernel(p.BPF, p.Run); err != nil {
 		return gone, err
@@ -117,9 +117,9 @@ func purgeKernel(root, run string) error {
 	return d.Purge()
 }
 
-// purgeFiles removes files that Kerb made, and their directory only if nothing else is in it.
+// purgeFiles removes files created by Kerb, and their directory if it is empty afterwards.
 func purgeFiles(p paths.Paths) error {
-	files := []string{p.Store(), p.Store() + ".journal", p.Store() + ".new", // which a killed agent left
+	files := []string{p.Store(), p.Store() + ".journal", p.Store() + ".new", // left by a killed agent
 		p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Containers(), p.Resolved(), p.SocketFacts(),
 		p.Bindings()}
 	damaged, err := filepath.Glob(p.Store() + "*.damaged-*")                                // and its journal
@@ -138,7 +138,7 @@ func purgeFiles(p paths.Paths) error {
 	return errors.Join(err, purgeUsers(p.MountedUsers()))
 }
 
-// purgeUsers removes the file that agents of the machine share, and its directory, unless another one uses them.
+// purgeUsers removes the file that the agents of the machine share, and its directory, unless another agent uses them.
 func purgeUsers(path string) error {
 	err := lockfile.RemoveUnshared(path)
 	_ = os.Remove(filepath.Dir(path))

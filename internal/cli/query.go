@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// member of a JSON object, which keeps the order that its author gave it.
+// member is a member of a JSON object whose order is preserved.
 type member struct {
 	name  string
 	value any
@@ -32,8 +32,8 @@ func decodeOrdered(data []byte) (any, error) {
 	return orderedValue(d)
 }
 
-// orderedValue decodes JSON with the members of objects in their order, which become the columns of a table;
-// encoding/json would sort them.
+// orderedValue decodes JSON and preserves the order of members, which become the columns of a table. encoding/json
+// would sort them.
 func orderedValue(d *json.Decoder) (any, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -70,7 +70,7 @@ func orderedValue(d *json.Decoder) (any, error) {
 	return token, nil
 }
 
-// printAnswerTable prints the answer of a module for people: plain fields as lines, each list of objects as a table.
+// printAnswerTable prints the response of a module as text: plain fields as lines, each list of objects as a table.
 func printAnswerTable(w io.Writer, path string, v any) {
 	switch v := v.(type) {
 	case object:
@@ -88,7 +88,7 @@ func printAnswerTable(w io.Writer, path string, v any) {
 	}
 }
 
-// printObject prints what fits into lines first, and then the tables, each under its name.
+// printObject prints fields that fit into a line first, then the tables with their names.
 func printObject(w io.Writer, path string, o object) {
 	var later []member
 	for _, m := range o {
@@ -126,8 +126,7 @@ func needsTable(v any) bool {
 	return false
 }
 
-// tableColumns are the fields of a list of objects in the order in which they come, those that are empty everywhere
-// left out.
+// tableColumns returns the fields of a list of objects in order of appearance, without those that are always empty.
 func tableColumns(rows []any) (columns []string) {
 	at := map[string]bool{}
 	for _, row := range rows {
@@ -164,7 +163,7 @@ func printRows(w io.Writer, columns []string, rows []any) {
 	}
 }
 
-// inCell is a value in one cell of a table: a, b or name=value; what is nested deeper is compact.
+// inCell formats a value for a cell of a table: a, b or name=value; deeper values as compact JSON.
 func inCell(v any) string {
 	var parts []string
 	switch v := v.(type) {
@@ -190,7 +189,8 @@ func inCell(v any) string {
 	return strings.Join(parts, ", ")
 }
 
-// eventLine is a value of a stream as one line: its time first, then name=value. Columns would need all values.
+// eventLine formats a value of a stream as one line: its time, then name=value. Aligned columns would require all
+// values.
 func eventLine(data []byte) string {
 	v, err := decodeOrdered(data)
 	o, ok := v.(object)
@@ -221,7 +221,7 @@ func bracketed(v any, text string) string {
 	return text
 }
 
-// queries are the paths that the package of a module says it serves.
+// queries returns the paths that the manifest of a module's package lists.
 func (a *app) queries(ctx context.Context, module string) (map[string]string, error) {
 	m, err := fetch[v1alpha1.Module](ctx, a, "/v1/modules/"+url.PathEscape(module))
 	if err != nil {
@@ -236,7 +236,7 @@ func (a *app) queries(ctx context.Context, module string) (map[string]string, er
 	return nil, err
 }
 
-// printQueries lists what can be queried.
+// printQueries lists the queries of a module.
 func (a *app) printQueries(cmd *cobra.Command, module string) error {
 	queries, err := a.queries(cmd.Context(), module)
 	if err != nil {

@@ -21,7 +21,7 @@ A reference is REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST, or th
 layout on disk, instead of registry and repository. Registries are accessed with TLS, except those on this machine.
 Credentials are those of "docker login" or "podman login".`
 
-// registryCommands are the parts of `kerb package` that move packages. None of them needs an agent.
+// registryCommands returns the subcommands of `kerb package` that transfer packages. They need no agent.
 func (a *app) registryCommands() []*cobra.Command {
 	return []*cobra.Command{a.packageKeygenCommand(), a.packagePushCommand(), a.packageSignCommand(),
 		a.packagePullCommand(), a.packageRemoveCommand()}
@@ -55,7 +55,7 @@ func (a *app) packageKeygenCommand() *cobra.Command {
 	})
 }
 
-// signFlags say how something is signed.
+// signFlags are the flags for signing.
 type signFlags struct {
 	key, identity string
 	transport     oci.Transport
@@ -122,7 +122,7 @@ func signedWord(signed bool) string {
 	return "not signed: nodes refuse it unless it is pulled with --allow-unsigned"
 }
 
-// signer is nil if no key was named.
+// signer returns nil if no key is given.
 func (f *signFlags) signer() (*oci.Signer, error) {
 	if f.key == "" {
 		return nil, nil
@@ -185,7 +185,7 @@ func (a *app) packageSignCommand() *cobra.Command {
 	return c
 }
 
-// storeFlags say which node's store is meant.
+// storeFlags select the store of an agent.
 type storeFlags struct{ agentFlags }
 
 func (f *storeFlags) add(c *cobra.Command) {
@@ -202,7 +202,7 @@ func (f *storeFlags) store(cmd *cobra.Command) (*oci.Store, error) {
 	return oci.NewStore(c.Paths.Packages(), c.Paths.Keys()), nil
 }
 
-// find returns the store, and the reference to a package that is or will be in it.
+// find returns the store, and the parsed reference.
 func (f *storeFlags) find(cmd *cobra.Command, reference string) (ref oci.Reference, store *oci.Store, err error) {
 	if ref, err = oci.ParseReference(reference); err == nil {
 		store, err = f.store(cmd)
@@ -303,7 +303,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 	return c
 }
 
-// packagesInUse are the packages of modules. Without an agent that is unknown, and the operator is warned.
+// packagesInUse returns the packages that modules use. Without an agent these are unknown, and it prints a warning.
 func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	modules, err := fetch[[]v1alpha1.Module](cmd.Context(), a, "/v1/modules")
 	if errors.As(err, new(*unreachableError)) {
@@ -317,7 +317,7 @@ func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	return out, err
 }
 
-// isPackageFile distinguishes directories from references in arguments that may be either.
+// isPackageFile reports whether an argument is a directory and not a reference.
 func isPackageFile(ref string) bool {
 	return filepath.IsAbs(ref) || strings.HasPrefix(ref, ".") || isDir(ref)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// kind is how resources of one kind, chains or packages are listed and described.
+// kind describes how resources of one kind, chains or packages are listed and described.
 type kind struct {
 	resource.Names
 	all          bool // part of `kerb get all`
@@ -46,7 +46,7 @@ func kindOf(of resource.Kind) kind {
 	return k
 }
 
-// viewOf returns the kind of something that is no resource.
+// viewOf returns the kind for objects that are not resources.
 func viewOf[T any](noun string, header []any, row func(T) []any, describe func(io.Writer, T)) kind {
 	return kind{
 		Names:  resource.Names{Noun: noun, Plural: noun + "s", Words: noun},
@@ -61,7 +61,7 @@ func viewOf[T any](noun string, header []any, row func(T) []any, describe func(i
 	}
 }
 
-// descriptions are for kinds of which there is more to say than a table has.
+// descriptions are the describe functions of kinds with more fields than their table shows.
 var descriptions = map[resource.Kind]func(io.Writer, any){
 	resource.Module:         describing(describeModule),
 	resource.Service:        describing(describeService),
@@ -74,7 +74,7 @@ func describing[T any](describe func(io.Writer, T)) func(io.Writer, any) {
 	return func(w io.Writer, v any) { describe(w, *v.(*T)) }
 }
 
-// describePlainly describes a resource by its row and its content.
+// describePlainly prints the row of a resource and its content.
 func (k kind) describePlainly(w io.Writer, v any) {
 	narrow, wide := k.row(v)
 	for i, name := range slices.Concat(k.narrow, k.wide) {
@@ -83,7 +83,7 @@ func (k kind) describePlainly(w io.Writer, v any) {
 	fmt.Fprintf(w, "\n%s", yamlOf(v.(resource.Object).Content()))
 }
 
-// verbs are further commands of kinds.
+// verbs returns additional commands of kinds.
 func (a *app) verbs() map[resource.Kind][]*cobra.Command {
 	return map[resource.Kind][]*cobra.Command{
 		resource.Module:  {a.dropsCommand(), a.countsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
@@ -94,7 +94,7 @@ func (a *app) verbs() map[resource.Kind][]*cobra.Command {
 	}
 }
 
-// kindCommands are the commands of all kinds of resources.
+// kindCommands returns the commands of all kinds of resources.
 func (a *app) kindCommands() (all []*cobra.Command) {
 	verbs := a.verbs()
 	for _, of := range resource.Kinds() {
@@ -141,7 +141,7 @@ func (k kind) get(a *app) *cobra.Command {
 	return c
 }
 
-// print prints the one that is named, or all.
+// print prints the named objects, or all.
 func (k kind) print(ctx context.Context, a *app, w io.Writer, names []string) error {
 	if len(names) == 0 {
 		return k.printAll(ctx, a, w)
@@ -164,7 +164,7 @@ func (k kind) print(ctx context.Context, a *app, w io.Writer, names []string) er
 	})
 }
 
-// fetchAll reads the list of what the agent has.
+// fetchAll reads all objects from the agent.
 func (k kind) fetchAll(ctx context.Context, a *app) ([]any, error) {
 	texts, err := fetch[[]json.RawMessage](ctx, a, k.path())
 	if err != nil {
@@ -225,7 +225,7 @@ func (k kind) delete(a *app) *cobra.Command {
 	return c
 }
 
-// complete offers the names that there are.
+// complete completes the names of existing objects.
 func (k kind) complete(a *app) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		all, err := k.fetchAll(cmd.Context(), a)

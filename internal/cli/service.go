@@ -79,7 +79,7 @@ func (a *app) serviceAddCommand() *cobra.Command {
 	return c
 }
 
-// makeAbsolute resolves a path of the command line, if there is one: it is meant as seen from here.
+// makeAbsolute resolves a path of the command line against the working directory, unless it is empty.
 func makeAbsolute(path *string) error {
 	if *path == "" {
 		return nil

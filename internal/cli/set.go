@@ -117,7 +117,7 @@ func (a *app) setLoadCommand() *cobra.Command {
 	return c
 }
 
-// keepOfSet takes over type and labels of the set if it exists, unless flags give others.
+// keepOfSet keeps type and labels of an existing set, unless set by flags.
 func (a *app) keepOfSet(cmd *cobra.Command, s *v1alpha1.Set) error {
 	now, err := fetch[v1alpha1.Set](cmd.Context(), a, setPath(s.Metadata.Name))
 	if p, ok := errors.AsType[*server.Problem](err); ok && p.Status == http.StatusNotFound {
@@ -135,7 +135,7 @@ func (a *app) keepOfSet(cmd *cobra.Command, s *v1alpha1.Set) error {
 	return nil
 }
 
-// readElements reads an element per line.
+// readElements reads one element per line.
 func readElements(file string, stdin io.Reader) (out []string, err error) {
 	data, err := readFile(file, stdin)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// topOptions are what kerb top shows.
+// topOptions are the options of kerb top.
 type topOptions struct {
 	table    *topTable
 	sort     string // name of a column
@@ -78,23 +78,23 @@ func (o *topOptions) check(args []string) error {
 	return nil
 }
 
-// topTable is one of the tables: its columns, of which the first ones are names.
+// topTable is one of the tables. Its first columns are names.
 type topTable struct {
 	name    string
 	columns []topColumn
-	busiest int // column that it is sorted by at first, and of which there are graphs
+	busiest int // column that is the initial sort key, and that graphs show
 }
 
-// topColumn is a name or a figure.
+// topColumn is a column with a name or a number.
 type topColumn struct {
 	id, title string
-	of        func(v1alpha1.Series) string // a name, or
-	adds      func(v1alpha1.Series) bool   // which series add up to the figure
+	of        func(v1alpha1.Series) string // returns the name, or
+	adds      func(v1alpha1.Series) bool   // selects the series that add up to the number
 	bytes     bool
 	json      string
 }
 
-// topRow has the cells of its table's columns.
+// topRow is a row of a table.
 type topRow struct {
 	names   []string
 	figures []float64
@@ -105,8 +105,8 @@ func ofService(s v1alpha1.Series) string { return s.Service }
 func ofModule(s v1alpha1.Series) string  { return s.Module }
 func ofReason(s v1alpha1.Series) string  { return s.Reason }
 
-// figure is a column of series of one name, with a direction and a verdict unless they are empty. It has the words of
-// these: egressPacketsPerSecond in JSON, and egress-packets for --sort.
+// figure returns a column for the series with a name, and with direction and verdict unless they are empty. Its names
+// combine these words: egressPacketsPerSecond in JSON, and egress-packets for --sort.
 func figure(title, name, direction, verdict string) topColumn {
 	full := name
 	for _, of := range []string{"kerb_", "service_", "module_"} {
@@ -124,7 +124,7 @@ func figure(title, name, direction, verdict string) topColumn {
 		}}
 }
 
-// topTables are the tables, in the order in which Tab shows them.
+// topTables are the tables, in the order of the Tab key.
 var topTables = []*topTable{
 	{name: "services", busiest: 1, columns: []topColumn{
 		{id: "service", title: "SERVICE", json: "service", of: ofService},
@@ -164,7 +164,7 @@ func (t *topTable) ids() (ids []string) {
 	return ids
 }
 
-// rows are those of the last samples, whose number is over: figures are means over them.
+// rows returns the rows, with means over the last over samples.
 func (t *topTable) rows(h *sampledHistory, over int) []*topRow {
 	byNames := map[string]*topRow{}
 	var all []*topRow
@@ -226,8 +226,8 @@ func addGraph(graph []float64, values v1alpha1.Values) {
 	}
 }
 
-// choose leaves out the rows of which no name contains the filter, and sorts the others: names ascending, figures
-// descending, or the reverse.
+// choose returns the rows with a name that contains the filter, sorted: names ascending, numbers descending, or the
+// reverse.
 func (t *topTable) choose(all []*topRow, filter string, by int, reverse bool) []*topRow {
 	rows := slices.DeleteFunc(slices.Clone(all), func(r *topRow) bool {
 		return !slices.ContainsFunc(r.names, func(name string) bool { return strings.Contains(name, filter) })
@@ -247,7 +247,7 @@ func (t *topTable) choose(all []*topRow, filter string, by int, reverse bool) []
 	return rows
 }
 
-// cells are the texts of a row.
+// cells returns the texts of a row.
 func (t *topTable) cells(r *topRow) (cells []string) {
 	for i, c := range t.columns {
 		switch {
@@ -272,10 +272,10 @@ func (t *topTable) object(r *topRow) map[string]any {
 	return o
 }
 
-// errAgentEnded is why samples that should follow each other forever have ended.
+// errAgentEnded is the reason why the endless stream of samples has ended.
 var errAgentEnded = errors.New("the agent has ended; start it again, or see its log")
 
-// top prints a table each interval until ctx ends, which is how it is meant to end.
+// top prints a table at each interval until ctx ends, which is not an error.
 func (a *app) top(ctx context.Context, w io.Writer, o topOptions) error {
 	over := int(o.interval / time.Second)
 	shown, since := 0, time.Now()
@@ -286,7 +286,7 @@ func (a *app) top(ctx context.Context, w io.Writer, o topOptions) error {
 	var h sampledHistory
 	enough := errors.New("enough")
 	err := a.readLines(ctx, url.Values{"follow": {"true"}}, func(l v1alpha1.HistoryLine) error {
-		// what other clients have followed before comes at once, and the first sample has no rates
+		// samples from before arrive immediately, and the first one has no rates
 		if err := h.take(l, over); err != nil || l.Step > 0 || time.Since(since) < o.interval-time.Second/2 {
 			return err
 		}

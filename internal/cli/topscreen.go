@@ -22,10 +22,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// topSamples are kept for graphs.
+// topSamples is the number of samples in graphs.
 const topSamples = 60
 
-// topView is what the screen shows. It is drawn from samples, and keys change it.
+// topView is the state of the screen.
 type topView struct {
 	options topOptions
 	sort    map[*topTable]int
@@ -36,8 +36,8 @@ type topView struct {
 	help    bool
 
 	samples sampledHistory
-	shown   sampledHistory // samples, or those at the pause
-	trouble string         // why there are none
+	shown   sampledHistory // samples, while paused those at the pause
+	trouble string         // why there are no samples
 }
 
 func newTopView(o topOptions) *topView {
@@ -51,7 +51,7 @@ func newTopView(o topOptions) *topView {
 	return v
 }
 
-// topKeys are the keys and what they do.
+// topKeys lists the keys and their functions.
 var topKeys = [][2]string{
 	{"s, m, d", "services, modules, drops"}, {"Tab", "the next of them"},
 	{"left, right", "sort by another column"}, {"r", "reverse the order"},
@@ -60,7 +60,7 @@ var topKeys = [][2]string{
 	{"p", "pause"}, {"?", "this list"}, {"q", "quit"},
 }
 
-// key takes a key, as the terminal sends it, and reports whether it ends the program.
+// key handles a key, as the terminal sends it, and reports whether it ends the program.
 func (v *topView) key(k string) (quit bool) {
 	if v.typing {
 		v.typed(k)
@@ -102,7 +102,7 @@ func (v *topView) key(k string) (quit bool) {
 	return false
 }
 
-// typed takes a key of the filter.
+// typed handles a key while the filter is edited.
 func (v *topView) typed(k string) {
 	switch f := &v.options.filter; k {
 	case "\r", "\n":
@@ -123,10 +123,10 @@ func (v *topView) typed(k string) {
 func (v *topView) scroll(k string) {
 	const page, most = 10, math.MaxInt32
 	by := map[string]int{"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -page, "\x1b[6~": page, "\x1b[H": -most, "\x1b[F": most}
-	v.first = min(max(0, v.first+by[k]), most) // draw knows how many rows there are
+	v.first = min(max(0, v.first+by[k]), most) // draw limits it to the number of rows
 }
 
-// take adds a line of the agent's answer. An agent that is asked again may send samples that are known.
+// take adds a line of the agent's response. After a reconnection, the agent may repeat samples.
 func (v *topView) take(l v1alpha1.HistoryLine) error {
 	if n := len(v.samples.Times); l.Step == 0 && n > 0 && l.Time <= v.samples.Times[n-1] {
 		return nil
@@ -138,7 +138,7 @@ func (v *topView) take(l v1alpha1.HistoryLine) error {
 	return err
 }
 
-// draw returns the lines of a screen of a width and height.
+// draw returns the lines of the screen.
 func (v *topView) draw(width, height int) []string {
 	if !v.paused {
 		v.shown = sampledHistory{Step: v.samples.Step, Omitted: v.samples.Omitted, Times: v.samples.Times}
@@ -161,7 +161,7 @@ func (v *topView) draw(width, height int) []string {
 	return lines[:min(len(lines), height)]
 }
 
-// heading says what the agent itself uses.
+// heading returns the line with the agent's own resource use.
 func (v *topView) heading() string {
 	values := map[string]float64{}
 	for _, s := range v.shown.Series {
@@ -190,7 +190,7 @@ func (v *topView) heading() string {
 	return text
 }
 
-// filterLine has the tables, and the filter.
+// filterLine returns the line with the names of the tables, and the filter.
 func (v *topView) filterLine() string {
 	text := ""
 	for _, t := range topTables {
@@ -209,7 +209,7 @@ func (v *topView) filterLine() string {
 	return text + " ? keys, q quit"
 }
 
-// table returns the titles and at most so many rows, with a graph where there is room.
+// table returns the header and at most most rows, with a graph if there is space.
 func (v *topView) table(width, most int) []string {
 	t := v.options.table
 	rows := t.choose(t.rows(&v.shown, int(v.options.interval/time.Second)), v.options.filter, v.sort[t], v.reverse[t])
@@ -239,7 +239,7 @@ func (v *topView) table(width, most int) []string {
 	return lines
 }
 
-// aligned makes lines of cells: names to the left, figures to the right.
+// aligned formats cells as lines: names left-aligned, numbers right-aligned.
 func aligned(t *topTable, cells [][]string) (lines []string) {
 	widths := make([]int, len(t.columns))
 	for _, row := range cells {
@@ -261,7 +261,7 @@ func aligned(t *topTable, cells [][]string) (lines []string) {
 	return lines
 }
 
-// spark draws the newest values, scaled to the maximum of them.
+// spark draws the newest values, scaled to their maximum.
 func spark(values []float64, width int) string {
 	values = values[max(0, len(values)-width):]
 	most, text := 0.0, strings.Builder{}
@@ -290,7 +290,7 @@ func cutTo(text string, width int) string {
 	return string([]rune(text)[:width])
 }
 
-// canDraw reports whether both ends are a terminal that knows escape sequences.
+// canDraw reports whether input and output are a terminal that supports escape sequences.
 func canDraw(w io.Writer) bool {
 	return isTerminal(w) && isTerminal(os.Stdin) && os.Getenv("TERM") != "dumb"
 }
@@ -333,7 +333,7 @@ func (a *app) topScreen(ctx context.Context, in, out *os.File, o topOptions) err
 	}
 }
 
-// followForTop passes samples on until ctx ends, also those of an agent that has been started again.
+// followForTop sends samples to lines until ctx ends. It reconnects after a restart of the agent.
 func (a *app) followForTop(ctx context.Context, lines chan<- v1alpha1.HistoryLine, troubles chan<- error) {
 	for ctx.Err() == nil {
 		err := a.readLines(ctx, url.Values{"follow": {"true"}}, func(l v1alpha1.HistoryLine) error {
@@ -355,7 +355,7 @@ func (a *app) followForTop(ctx context.Context, lines chan<- v1alpha1.HistoryLin
 	}
 }
 
-// readKeys sends what the terminal sends, key by key. It may stay in a read when the program ends.
+// readKeys sends the keys of the terminal. It may still block in a read when the program ends.
 func readKeys(ctx context.Context, in io.Reader, keys chan<- string) {
 	defer close(keys)
 	buffer := make([]byte, 256)
@@ -374,8 +374,8 @@ func readKeys(ctx context.Context, in io.Reader, keys chan<- string) {
 	}
 }
 
-// splitKeys splits what was read into keys: characters, and escape sequences (ECMA-48, 5.4: CSI). Home, End and the
-// arrows of terminals in application mode (SS3) become those of CSI.
+// splitKeys splits input into keys: characters, and escape sequences (ECMA-48, 5.4: CSI). It converts Home, End and
+// arrows of application mode (SS3) to CSI.
 func splitKeys(text string) (keys []string) {
 	for text != "" {
 		_, n := utf8.DecodeRuneInString(text)
@@ -420,8 +420,8 @@ func drawTo(out *os.File, v *topView) error {
 	return err
 }
 
-// rawTerminal has the terminal send each key, on a screen of its own. Ctrl-C still interrupts; Ctrl-Z, which would
-// leave the terminal so, does nothing.
+// rawTerminal switches the terminal to its alternate screen and to reading single keys. Ctrl-C still interrupts; Ctrl-Z
+// is disabled, since it would leave the terminal in this mode.
 func rawTerminal(in, out *os.File) (restore func(), err error) {
 	before, err := unix.IoctlGetTermios(int(in.Fd()), unix.TCGETS)
 	if err != nil {

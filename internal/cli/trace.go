@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/capture"
 )
 
-// The maxima of v1alpha1.TraceRequest, as the command line has them.
+// Maxima of v1alpha1.TraceRequest.
 const (
 	longestTrace = 4 * time.Minute
 	mostTraced   = 100000
@@ -140,9 +140,10 @@ func (a *app) runTrace(cmd *cobra.Command, t traceOptions) error {
 	return a.traceTo(cmd, t.file, r)
 }
 
-// captureOnly refuses -o for a command that writes a capture.
+// errNoFrames rejects -w for messages on sockets.
 var errNoFrames = &usageError{errors.New("-w writes frames, which messages on sockets do not have: use one of them")}
 
+// captureOnly rejects -o for a command that writes a capture.
 func captureOnly(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
 		return &usageError{errors.New("-w writes a capture, and -o prints packets: use one of them")}
@@ -150,7 +151,7 @@ func captureOnly(cmd *cobra.Command) error {
 	return nil
 }
 
-// trace shows packets as they come.
+// trace prints packets when they arrive.
 func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceRequest,
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
@@ -197,7 +198,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	return ignoreInterrupt(ctx, lines.Err())
 }
 
-// traceQuery are the parameters that /v1/trace and /v1/drops share.
+// traceQuery returns the parameters that /v1/trace and /v1/drops share.
 func traceQuery(r v1alpha1.TraceRequest) url.Values {
 	q := url.Values{"count": {strconv.Itoa(r.Count)}, "port": {strconv.Itoa(int(r.Port))},
 		"bytes": {strconv.Itoa(r.Bytes)}}
@@ -210,7 +211,7 @@ func traceQuery(r v1alpha1.TraceRequest) url.Values {
 	return q
 }
 
-// traceTo writes packets to a capture as they come.
+// traceTo writes packets to a capture when they arrive.
 func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) error {
 	return writeCapture(cmd, name, func(w *capture.Writer) (packets int, err error) {
 		r.Bytes = capture.Bytes
@@ -225,7 +226,7 @@ func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) 
 	})
 }
 
-// writeCapture has a function fill a capture, which returns the number of its packets.
+// writeCapture creates a capture that fill writes; fill returns the number of packets.
 func writeCapture(cmd *cobra.Command, name string, fill func(*capture.Writer) (packets int, err error)) error {
 	out := cmd.OutOrStdout()
 	if name == "-" {
@@ -233,7 +234,7 @@ func writeCapture(cmd *cobra.Command, name string, fill func(*capture.Writer) (p
 			return &usageError{fmt.Errorf("-w -: standard output is a terminal; write to a file, or pipe to wireshark -k -i -")}
 		}
 	} else {
-		const ownerOnly = 0o600 // it holds what the services send
+		const ownerOnly = 0o600 // captures contain payload of services
 		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, ownerOnly)
 		if err != nil {
 			return err
@@ -252,7 +253,7 @@ func writeCapture(cmd *cobra.Command, name string, fill func(*capture.Writer) (p
 	return err
 }
 
-// ignoreInterrupt: an interrupt is the way to end a trace.
+// ignoreInterrupt returns nil for an interrupt, which is the normal end of a trace.
 func ignoreInterrupt(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -260,7 +261,7 @@ func ignoreInterrupt(ctx context.Context, err error) error {
 	return err
 }
 
-// printTraced prints a packet for people, or as what the agent has answered: a line, or a document of YAML.
+// printTraced prints a packet as text, or as in the agent's response: a line of JSON, or a YAML document.
 func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket, times bool) error {
 	switch a.output {
 	case "json":
@@ -272,7 +273,8 @@ func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket, tim
 	return a.print(w, p, func(w io.Writer) { describeTraced(w, p, times) })
 }
 
-// describeTraced prints a line for each chain that a packet met; all but the first one begin their place with "> ".
+// describeTraced prints a line for each chain on the packet's path; in all but the first, the location starts with ">
+// ".
 func describeTraced(w io.Writer, p v1alpha1.TracedPacket, times bool) {
 	describeAtChain(w, p, "", times)
 	for _, then := range p.Then {
@@ -308,13 +310,13 @@ func describeAtChain(w io.Writer, p v1alpha1.TracedPacket, mark string, times bo
 	}
 }
 
-// answer of an agent, as it comes.
+// answer is a streamed response of an agent.
 type answer struct {
 	io.ReadCloser
-	stream bool // of JSON values, one a line
+	stream bool // one JSON value per line
 }
 
-// stream starts a request whose answer comes bit by bit.
+// stream starts a request with a streamed response.
 func (a *app) stream(ctx context.Context, path string) (*answer, error) {
 	response, err := a.request(ctx, http.MethodGet, path, nil)
 	if err != nil {

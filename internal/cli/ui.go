@@ -59,7 +59,7 @@ func (a *app) uiCommand() *cobra.Command {
 	return c
 }
 
-// openBrowser opens an address by a file that leads to it, as other users of the machine can read command lines.
+// openBrowser opens a URL through a local file that redirects to it, since other users can read command lines.
 func openBrowser(ctx context.Context, url string) (end func(), err error) {
 	dir, err := os.MkdirTemp("", "kerb-ui-")
 	if err != nil {

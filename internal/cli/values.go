@@ -65,7 +65,7 @@ func (a *app) setCommand() *cobra.Command {
 	})
 }
 
-// partlySet is an error of one value, with those that were set before it.
+// partlySet adds the values that were already set to the error of one value.
 func partlySet(set map[string]string, path string, err error) error {
 	if len(set) > 0 {
 		return fmt.Errorf("%s: %w; set before it: %s", path, err, strings.Join(sortedKeys(set), ", "))
@@ -83,7 +83,7 @@ func (a *app) setValue(cmd *cobra.Command, module, path, value string) error {
 
 func valuesPath(module string) string { return "/v1/modules/" + url.PathEscape(module) + "/values" }
 
-// escapePath escapes the parts of a path, not its slashes.
+// escapePath escapes the segments of a path.
 func escapePath(path string) string {
 	parts := strings.Split(path, "/")
 	for i := range parts {

@@ -20,8 +20,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// verifyPackage loads every hook and direction of the package into the kernel and reports what the verifier made of it.
-// The config is the schema's defaults.
+// verifyPackage loads every hook and direction of the package into the kernel, with the schema's default config, and
+// returns the results of the verifier.
 func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 	if err := p.CheckFeatures(); err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func verifySockets(module dataplane.Module) (lines []verdict, err error) {
 	return lines, nil
 }
 
-// verdict is what the verifier made of a program that it has taken.
+// verdict is the verifier's result for an accepted program.
 type verdict struct {
 	Program  string `json:"program"`
 	Verified uint32 `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not report it
@@ -114,8 +114,8 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 	return verdict{what, n}, nil
 }
 
-// defaultModule is the package as a module with the default config. One whose config has properties without default
-// keeps the constants that were compiled in.
+// defaultModule returns the package as a module with the default config. If required properties have no default, it has
+// the compiled constants.
 func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	if _, err := p.WithDefaults(nil); err != nil {
 		return pkttest.ModuleOf(p), nil
@@ -123,14 +123,14 @@ func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	return moduleOf(p, nil)
 }
 
-// moduleOf is the package as a module with a config.
+// moduleOf returns the package as a module with a config.
 func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	module := pkttest.ModuleOf(p)
 	config, err := p.WithDefaults(given)
 	if err != nil {
 		return module, configMistakes(err)
 	}
-	// a process, which is not run for this: constants and sizes are the compiled ones
+	// The control plane process is not started for this: constants and sizes are the compiled ones.
 	if p.ControlPlane == nil && p.Control != nil {
 		return module, nil
 	}
@@ -142,7 +142,7 @@ func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	return module, configMistakes(err)
 }
 
-// configMistakes returns the mistakes in a config that err joins as *apierrors.Invalid. Other errors stay as they are.
+// configMistakes converts the config errors joined in err to *apierrors.Invalid. It returns other errors unchanged.
 func configMistakes(err error) error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		var all []error

@@ -55,7 +55,7 @@ func packageKind() kind {
 		}, describePackage)
 }
 
-// newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
+// newPackageCommand returns `kerb package`: the packages of the agent, and commands for authors.
 func (a *app) newPackageCommand() *cobra.Command {
 	k := packageKind()
 	c := noun("package", "Packages that modules use", k.list(a), k.get(a))
@@ -151,7 +151,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	return c
 }
 
-// printChecks returns an error with a text if one fails.
+// printChecks prints checks, and returns an error with text if one fails.
 func (a *app) printChecks(w io.Writer, checks []doctor.Check, failures, text string) (err error) {
 	if a.output == "table" {
 		err = doctor.Print(w, checks, failures)

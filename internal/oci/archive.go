@@ -18,7 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Archives may not be larger. The limits are above those of single files of a package.
+// Limits of archives. They exceed those of a package's files.
 const (
 	maxLayer    = 64 << 20  // bytes, compressed
 	maxUnpacked = 128 << 20 // bytes of all files
@@ -26,10 +26,10 @@ const (
 	maxName     = 512 // bytes
 )
 
-// files of an archive, by path.
+// files has the files of an archive, by path.
 type files map[string][]byte
 
-// pack writes files as tar+gzip: equal files give equal bytes. diffID is the digest of the tar.
+// pack returns files as a reproducible tar+gzip. diffID is the digest of the tar.
 func pack(content files) (layer []byte, diffID digest.Digest, err error) {
 	var plain, zipped bytes.Buffer
 	w := tar.NewWriter(&plain)
@@ -57,8 +57,8 @@ func pack(content files) (layer []byte, diffID digest.Digest, err error) {
 	return zipped.Bytes(), digest.FromBytes(plain.Bytes()), nil
 }
 
-// unpack reads an archive into memory: nothing that it says reaches the file system. Only regular files are taken, each
-// path once; image layers may list directories, which are passed over.
+// unpack reads an archive into memory; nothing is written to the file system. It accepts only regular files, each path
+// once; in image layers it skips directories.
 func unpack(layer []byte, isImage bool) (files, error) {
 	z, err := gzip.NewReader(bytes.NewReader(layer))
 	if err != nil {
@@ -71,7 +71,7 @@ func unpack(layer []byte, isImage bool) (files, error) {
 	for n := 0; ; n++ {
 		header, err := r.Next()
 		if err == io.EOF {
-			_, err = io.Copy(io.Discard, bounded) // padding, and gzip's checksum behind it
+			_, err = io.Copy(io.Discard, bounded) // padding and gzip's checksum
 			if err == nil && bounded.N > 0 {
 				return out, nil
 			}
@@ -107,7 +107,7 @@ func (f files) take(header *tar.Header, r io.Reader, room *int64) error {
 	case header.Size > *room:
 		return fmt.Errorf("larger than %d MiB when unpacked", maxUnpacked>>20)
 	}
-	// Not sized by the header: it may promise what does not follow.
+	// The buffer does not have the size in the header, which may be wrong.
 	data, err := io.ReadAll(io.LimitReader(r, *room+1))
 	if err != nil {
 		return err

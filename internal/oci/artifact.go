@@ -17,19 +17,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// ArtifactType marks manifests of packages.
+// ArtifactType is the artifactType of manifests of packages.
 const ArtifactType = "application/vnd.kerb.package.v1"
 
-// annotationDigest holds Package.Digest, which distinguishes packages whatever their archive looks like.
+// annotationDigest has Package.Digest, which identifies the package independently of its archive.
 const annotationDigest = "dev.kerb.package.digest"
 
-// Labels of bpfman's image specification: JSON objects of name to type.
+// Labels of bpfman's image specification: JSON objects from name to type.
 const (
 	labelPrograms = "io.ebpf.programs"
 	labelMaps     = "io.ebpf.maps"
 )
 
-// Docker's names of what OCI has, in images that older tools made.
+// Docker's media types, in images made by older tools.
 const (
 	dockerManifest = "application/vnd.docker.distribution.manifest.v2+json"
 	dockerList     = "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -52,14 +52,14 @@ func jsonBlob(mediaType string, v any) (blob, error) {
 	return newBlob(mediaType, data), err
 }
 
-// artifact is a package as it travels: what the manifest refers to, and the manifest, in the order of upload.
+// artifact is a package in the form in which registries store it: blobs in the order of upload, the manifest last.
 type artifact struct {
 	pkg   *pkgs.Package
 	blobs []blob
 	root  blob
 }
 
-// build reads the package in a directory. platform is nil for one that runs everywhere.
+// build builds the artifact of the package in a directory. platform is nil if it runs on all platforms.
 func build(dir string, platform *ocispec.Platform) (*artifact, error) {
 	p, err := pkgs.Open(dir)
 	if err != nil {
@@ -73,7 +73,7 @@ func build(dir string, platform *ocispec.Platform) (*artifact, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What is pushed must open again, and be the same.
+	// Check that the archive opens as the same package.
 	again, err := openFiles(content, dir)
 	if err != nil {
 		return nil, err
@@ -92,7 +92,7 @@ func build(dir string, platform *ocispec.Platform) (*artifact, error) {
 	return assemble(p, config, newBlob(ocispec.MediaTypeImageLayerGzip, layer), platform)
 }
 
-// packageFiles reads the manifest as it is on disk, comments and all; other files are those that the manifest names.
+// packageFiles returns the manifest as on disk, with comments, and the files that it refers to.
 func packageFiles(dir string, p *pkgs.Package) (files, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -104,8 +104,8 @@ func packageFiles(dir string, p *pkgs.Package) (files, error) {
 	return content, err
 }
 
-// openFiles makes a package of an archive. Files that do not belong to a package are refused: they would never be
-// checked.
+// openFiles opens the package in an archive. It rejects files that do not belong to the package, since nothing would
+// check them.
 func openFiles(content files, source string) (*pkgs.Package, error) {
 	p, err := pkgs.OpenFS(content, source)
 	if err != nil {
@@ -173,7 +173,7 @@ func buildIndex(dirs map[string]string) (*artifact, error) {
 	return all, err
 }
 
-// labelsOf describes the data plane in bpfman's words. A program that runs on both hooks has the type of the first.
+// labelsOf returns bpfman's labels for the data plane. A program for both hooks has the type of the first.
 func labelsOf(p *pkgs.Package) (map[string]string, error) {
 	specs, err := p.Specs()
 	if err != nil {
@@ -204,13 +204,13 @@ func labelsOf(p *pkgs.Package) (map[string]string, error) {
 	return labels, nil
 }
 
-// mapType is the kernel's name in lower case: PerCPUHash is per_cpu_hash.
+// mapType returns the name of a map type in lower case: PerCPUHash is per_cpu_hash.
 func mapType(t ebpf.MapType) string {
 	return snake(strings.NewReplacer("PerCPU", "PerCpu", "LRUCPU", "LruPerCpu", "LRU", "Lru", "LPM", "Lpm", "CPU", "Cpu",
 		"XSK", "Xsk", "SK", "Sk", "FD", "Fd").Replace(t.String()))
 }
 
-// snake is a name of capital words in lower case: SockOps is sock_ops.
+// snake converts to snake case: SockOps is sock_ops.
 func snake(text string) string {
 	var out strings.Builder
 	for i, r := range text {

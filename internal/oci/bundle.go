@@ -21,8 +21,9 @@ import (
 	"oras.land/oras-go/v2/registry"
 )
 
-// Bundles are signatures as cosign 3 makes them: an artifact that refers to the signed one (OCI 1.1), whose only layer
-// is a Sigstore bundle (sigstore_bundle.proto of sigstore/protobuf-specs): a DSSE envelope with an in-toto statement.
+// Bundles are signatures in the format of cosign 3: an artifact that refers to the signed one (OCI 1.1), whose only
+// layer is a Sigstore bundle (sigstore_bundle.proto of sigstore/protobuf-specs): a DSSE envelope with an in-toto
+// statement.
 const (
 	bundleMediaType     = "application/vnd.dev.sigstore.bundle.v0.3+json"
 	annotationContent   = "dev.sigstore.bundle.content"
@@ -31,20 +32,21 @@ const (
 	statementType       = "https://in-toto.io/Statement/v1"
 	signPredicate       = "https://sigstore.dev/cosign/sign/v1"
 
-	// An entry of a list of referrers takes 3 bytes there, and 120 in memory.
+	// An entry in a list of referrers takes as little as 3 bytes, and 120 in memory.
 	maxReferrerPages = 16
 	maxReferrerBytes = 256 << 10 // of each page, and of the index under the fallback tag
 	maxReferrers     = 512       // of all pages, attestations included
 )
 
-// bundle is the part of a Sigstore bundle that keys need. Entries of transparency logs and timestamps are not read.
+// bundle has the fields of a Sigstore bundle for verification with keys. Transparency log entries and timestamps are
+// ignored.
 type bundle struct {
 	MediaType string   `json:"mediaType"`
 	Material  material `json:"verificationMaterial"`
 	Envelope  envelope `json:"dsseEnvelope"`
 }
 
-// material names the key. Its hint is not signed, and not used: all keys of the node are tried.
+// material identifies the key. Its hint is neither signed nor used: verification tries all keys of the node.
 type material struct {
 	PublicKey   *keyHint  `json:"publicKey,omitempty"`
 	Certificate *struct{} `json:"certificate,omitempty"`
@@ -54,7 +56,7 @@ type keyHint struct {
 	Hint string `json:"hint,omitempty"`
 }
 
-// envelope is that of DSSE (secure-systems-lab/dsse, envelope.md).
+// envelope is a DSSE envelope (secure-systems-lab/dsse, envelope.md).
 type envelope struct {
 	Payload     []byte          `json:"payload"`
 	PayloadType string          `json:"payloadType"`
@@ -65,7 +67,7 @@ type dsseSignature struct {
 	Sig string `json:"sig"` // base64
 }
 
-// statement is that of in-toto (in-toto/attestation, spec/v1/statement.md).
+// statement is an in-toto statement (in-toto/attestation, spec/v1/statement.md).
 type statement struct {
 	Type          string    `json:"_type"`
 	Subject       []subject `json:"subject"`
@@ -78,7 +80,7 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// errAttestation marks bundles that state something else about an artifact, such as how it was built.
+// errAttestation is returned for bundles with other statements about an artifact, such as its provenance.
 var errAttestation = errors.New("an attestation, not a signature")
 
 // parseBundle reads a bundle. The signature has not been verified.
@@ -101,7 +103,7 @@ func parseBundle(data []byte) (signature, error) {
 			"(cosign sign --key, kerb package sign)")
 	case b.Envelope.PayloadType != statementMediaType || s.Type != statementType:
 		return signature{}, fmt.Errorf("it holds %q of type %q, not %s", b.Envelope.PayloadType, s.Type, statementType)
-	case len(b.Envelope.Signatures) != 1: // as the specification demands
+	case len(b.Envelope.Signatures) != 1: // required by the specification
 		return signature{}, fmt.Errorf("it has %d signatures, not one", len(b.Envelope.Signatures))
 	}
 	out := signature{format: FormatBundle, message: preAuthEncoding(b.Envelope.Payload),
@@ -113,13 +115,13 @@ func parseBundle(data []byte) (signature, error) {
 	return out, nil
 }
 
-// preAuthEncoding is what is signed of a statement (DSSE, protocol.md).
+// preAuthEncoding returns the signed message of a statement (PAE in DSSE, protocol.md).
 func preAuthEncoding(payload []byte) []byte {
 	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(statementMediaType), statementMediaType, len(payload), payload)
 }
 
-// unmarshalUnambiguous reads JSON that all readers read alike: a key that occurs twice, or again in a form that
-// encoding/json does not distinguish, is refused, because encoding/json takes the last or merges both.
+// unmarshalUnambiguous decodes JSON that all decoders interpret alike. It rejects duplicate keys, also those that
+// differ only in case, because encoding/json takes the last one or merges both.
 func unmarshalUnambiguous(data []byte, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
 		return err
@@ -157,8 +159,8 @@ func checkKeys(d *json.Decoder) error {
 	return err
 }
 
-// foldRune returns the least of the letters that encoding/json does not distinguish in keys: k, K and the Kelvin sign
-// are one.
+// foldRune returns the smallest of the letters that encoding/json does not distinguish in keys, such as k, K and the
+// Kelvin sign.
 func foldRune(r rune) rune {
 	for {
 		next := unicode.SimpleFold(r)
@@ -169,7 +171,7 @@ func foldRune(r rune) rune {
 	}
 }
 
-// bundle makes a bundle for an artifact. Unlike cosign's, it names what the signature is for.
+// bundle returns a bundle for an artifact. Unlike cosign's, it contains the name for which the signature is valid.
 func (s *Signer) bundle(d digest.Digest, identity string) (blob, error) {
 	payload, err := json.Marshal(statement{Type: statementType, PredicateType: signPredicate,
 		Subject: []subject{{Name: identity, Digest: map[string]string{"sha256": d.Encoded()}}}})
@@ -184,13 +186,13 @@ func (s *Signer) bundle(d digest.Digest, identity string) (blob, error) {
 	if err != nil {
 		return blob{}, err
 	}
-	hint := sha256.Sum256(key) // as cosign identifies keys
+	hint := sha256.Sum256(key) // like cosign
 	return jsonBlob(bundleMediaType, bundle{MediaType: bundleMediaType,
 		Material: material{PublicKey: &keyHint{base64.StdEncoding.EncodeToString(hint[:])}},
 		Envelope: envelope{payload, statementMediaType, []dsseSignature{{sig}}}})
 }
 
-// bundleBlobs makes a bundle and the manifest that attaches it to an artifact, in the order of upload.
+// bundleBlobs returns a bundle and the manifest that attaches it to an artifact, in the order of upload.
 func (s *Signer) bundleBlobs(root ocispec.Descriptor, identity string) ([]blob, error) {
 	layer, err := s.bundle(root.Digest, identity)
 	if err != nil {
@@ -205,8 +207,8 @@ func (s *Signer) bundleBlobs(root ocispec.Descriptor, identity string) ([]blob, 
 	return []blob{config, layer, manifest}, err
 }
 
-// findBundles returns the manifests that may hold bundles with signatures of root: at most maxSignatures, among at most
-// maxReferrers artifacts. With an error, there may be more.
+// findBundles returns the manifests that may contain bundles with signatures of root: at most maxSignatures, among at
+// most maxReferrers artifacts. With an error, there may be more.
 func findBundles(ctx context.Context, target oras.ReadOnlyGraphTarget,
 	root ocispec.Descriptor) (out []ocispec.Descriptor, err error) {
 	var count int
@@ -237,8 +239,8 @@ func findBundles(ctx context.Context, target oras.ReadOnlyGraphTarget,
 	return out, full
 }
 
-// eachReferrer calls take with pages of the artifacts that refer to root. Pages of registries are not collected: a
-// hostile one could fill the memory.
+// eachReferrer calls take with each page of the artifacts that refer to root. It does not collect pages, since a
+// hostile registry could exhaust the memory.
 func eachReferrer(ctx context.Context, target oras.ReadOnlyGraphTarget, root ocispec.Descriptor,
 	take func([]ocispec.Descriptor) error) error {
 	if lister, ok := target.(registry.ReferrerLister); ok {
@@ -251,8 +253,8 @@ func eachReferrer(ctx context.Context, target oras.ReadOnlyGraphTarget, root oci
 	return take(all)
 }
 
-// mayBeBundle reports whether an artifact may be a bundle with a signature. Registries that do not know artifact types
-// list bundles by the type of their empty config.
+// mayBeBundle reports whether an artifact may be a bundle with a signature. Registries without support for artifact
+// types list bundles with the type of their empty config.
 func mayBeBundle(d ocispec.Descriptor) bool {
 	if predicate, stated := d.Annotations[annotationPredicate]; stated && predicate != signPredicate {
 		return false
@@ -260,8 +262,8 @@ func mayBeBundle(d ocispec.Descriptor) bool {
 	return d.ArtifactType == bundleMediaType || d.ArtifactType == "" || d.ArtifactType == ocispec.MediaTypeEmptyJSON
 }
 
-// bundle reads one bundle. One that cannot be read is no reason to reject another: it has a flaw. ok is false for
-// artifacts that are no signatures.
+// bundle reads one bundle. An unreadable one is recorded as a flaw, so that others may still be accepted. ok is false
+// for artifacts that are not signatures.
 func (l *loader) bundle(ctx context.Context, d ocispec.Descriptor) (s signature, ok bool) {
 	kept := len(l.out.blobs)
 	s, err := l.readBundle(ctx, d)

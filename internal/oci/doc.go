@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oci moves packages: into registries and image layouts, signed, and from there into the node's store, out of
-// which the agent loads them. What was pulled is checked twice: when it is pulled, and each time it is opened, offline,
-// with the keys on the node. The agent downloads nothing but what a client of its API asks for by digest.
+// Package oci pushes signed packages to registries and image layouts, and pulls them into the node's store, from which
+// the agent loads them. It verifies packages with the keys on the node when they are pulled, and again, offline, each
+// time they are opened. The agent itself downloads only packages that a client of its API requests by digest.
 package oci

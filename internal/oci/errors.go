@@ -13,7 +13,7 @@ import (
 	"oras.land/oras-go/v2/registry/remote/errcode"
 )
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	ErrUnsigned   = errors.New("not signed")
 	ErrUnknownKey = errors.New("signed, but not by a key that this node trusts")
@@ -31,7 +31,7 @@ var (
 type SignatureError struct {
 	Ref    string
 	Keys   string // directory of the keys
-	Detail string // more than Err says; may be empty
+	Detail string // additional information; may be empty
 	Err    error
 }
 
@@ -51,8 +51,8 @@ func (e *SignatureError) Error() string {
 
 func (e *SignatureError) Unwrap() error { return e.Err }
 
-// temporary reports whether err is about the connection to a registry or its load, not about what it has: the same
-// request may succeed later. nil is not.
+// temporary reports whether err is caused by the connection to a registry or its load, so that the same request may
+// succeed later.
 func temporary(err error) bool {
 	var answer *errcode.ErrorResponse
 	if errors.As(err, &answer) {

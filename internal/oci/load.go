@@ -21,29 +21,29 @@ import (
 )
 
 const (
-	maxManifest = 1 << 20 // bytes; of configs, too
+	maxManifest = 1 << 20 // bytes, also for configs
 )
 
-// loaded is an artifact that has been checked, with all that has to be kept to check it again.
+// loaded is a verified artifact, with everything that is stored to verify it again.
 type loaded struct {
 	pkg        *pkgs.Package
 	root       ocispec.Descriptor
 	signatures *ocispec.Descriptor // manifest of the signatures in the format of simple signing; nil without
 	bundles    []string            // digests of the manifests of bundles
 	proof      proof
-	signers    []string // fingerprints of all keys that have signed it under its name
+	signers    []string // fingerprints of all keys that signed it under its name
 	blobs      []blob
-	foreign    bool // no package, but an image of programs, which has no version
+	foreign    bool // an image of foreign programs, without a version, and not a package
 }
 
-// attached is where signatures of an artifact are.
+// attached lists the manifests with signatures of an artifact.
 type attached struct {
 	simple  *ocispec.Descriptor  // manifest under the tag of cosign; nil without
 	bundles []ocispec.Descriptor // manifests that refer to the artifact
 	problem error                // why there may be more bundles
 }
 
-// loader reads an artifact from wherever it is. Nothing is believed that its digest does not prove.
+// loader reads an artifact from a registry, a layout or the store. It accepts only blobs that match their digest.
 type loader struct {
 	from  content.Fetcher
 	ref   Reference
@@ -54,7 +54,7 @@ type loader struct {
 	unread error // temporary: signatures may exist that were not read; nil otherwise
 }
 
-// load checks and reads an artifact: signature first, so that little is fetched of what is refused.
+// load verifies and reads an artifact. It checks signatures first, to fetch little of a rejected artifact.
 func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec.Descriptor,
 	signatures attached, trust Trust) (*loaded, error) {
 	l := &loader{from: from, ref: ref, trust: trust}
@@ -78,7 +78,7 @@ func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec
 	return &l.out, nil
 }
 
-// fetch reads a blob of at most limit bytes and compares it with its digest.
+// fetch reads a blob of at most limit bytes and verifies its digest.
 func (l *loader) fetch(ctx context.Context, d ocispec.Descriptor, limit int64) ([]byte, error) {
 	if err := d.Digest.Validate(); err != nil || d.Digest.Algorithm() != digest.SHA256 {
 		return nil, fmt.Errorf("%w: %q is no sha256 digest", ErrDigest, d.Digest)
@@ -99,7 +99,7 @@ func (l *loader) fetch(ctx context.Context, d ocispec.Descriptor, limit int64) (
 	return data, nil
 }
 
-// manifest reads the manifest for this node, which an index may lead to.
+// manifest returns the manifest for this node; d may be an index.
 func (l *loader) manifest(ctx context.Context, d ocispec.Descriptor) (*ocispec.Manifest, error) {
 	data, err := l.fetch(ctx, d, maxManifest)
 	if err != nil {
@@ -130,8 +130,8 @@ func (l *loader) manifest(ctx context.Context, d ocispec.Descriptor) (*ocispec.M
 	return &m, nil
 }
 
-// signed checks the signatures of the root. Those that cannot be read are as good as none, unless the error is
-// temporary: then nothing is refused or waived because of it.
+// signed verifies the signatures of the root. It ignores unreadable ones, unless the error is temporary: then it
+// returns that error, since a missing signature would be rejected or waived wrongly.
 func (l *loader) signed(ctx context.Context, at attached) error {
 	var signatures []signature
 	if at.simple != nil {
@@ -143,7 +143,7 @@ func (l *loader) signed(ctx context.Context, at attached) error {
 			l.out.signatures = at.simple
 		case !l.noteTemporary(err) && !l.trust.AllowUnsigned:
 			return fmt.Errorf("signatures of %s: %w", l.ref, err)
-		default: // what the store cannot read again is not kept
+		default: // unreadable, so that the store could not read it again
 			l.out.blobs = l.out.blobs[:kept]
 		}
 	}
@@ -165,7 +165,7 @@ func (l *loader) signed(ctx context.Context, at attached) error {
 	return nil
 }
 
-// noteTemporary keeps the first temporary error, and reports whether err is one.
+// noteTemporary records the first temporary error, and reports whether err is temporary.
 func (l *loader) noteTemporary(err error) bool {
 	if !temporary(err) {
 		return false
@@ -176,7 +176,7 @@ func (l *loader) noteTemporary(err error) bool {
 	return true
 }
 
-// refusal returns why an artifact without a valid signature is not taken: a temporary error comes first.
+// refusal returns why an artifact without a valid signature is rejected. A temporary error takes precedence.
 func (l *loader) refusal(err error) error {
 	if l.unread != nil {
 		return fmt.Errorf("signatures of %s could not be read; try again later: %w", l.ref, l.unread)
@@ -184,9 +184,9 @@ func (l *loader) refusal(err error) error {
 	return err
 }
 
-// named refuses a package that only a signature without a name vouches for, unless it has the name that was asked for:
-// a registry could offer another package by the same key in its place. Images of others have no name of their own.
-// It also notes who has signed the package under its name.
+// named rejects a package whose signatures have no name, unless its own name is the requested one: a registry could
+// substitute another package signed with the same key. Foreign images have no name of their own. It also records the
+// signers of the package under its name.
 func (l *loader) named() error {
 	identity := l.trust.identity(l.ref)
 	own := ""
@@ -205,8 +205,8 @@ func (l *loader) named() error {
 		Detail: fmt.Sprintf("package %s by %s, in a bundle without a name, not for %q", l.out.pkg.Name, by, identity)})
 }
 
-// signatures reads the manifest in which cosign keeps signatures: one layer for each, the payload as the blob and the
-// signature as an annotation. Layers of other types are passed over.
+// signatures reads the manifest in which cosign stores signatures: a layer for each, with the payload as blob and the
+// signature as annotation. It skips layers of other types.
 func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signature, error) {
 	data, err := l.fetch(ctx, d, maxManifest)
 	if err != nil {
@@ -233,7 +233,7 @@ func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signat
 	return out, nil
 }
 
-// content reads the layer: a package, or else the programs of others.
+// content reads the layer: a package, or foreign programs.
 func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
 	if m.ArtifactType != ArtifactType && m.Config.MediaType != ocispec.MediaTypeImageConfig &&
 		m.Config.MediaType != dockerConfig {
@@ -265,7 +265,7 @@ func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
 	return err
 }
 
-// openImage reads an image that bpfman's specification describes: one object, and labels that describe its content.
+// openImage reads an image in bpfman's format: one object, with labels that describe its content.
 func openImage(ref Reference, config []byte, content files) (*pkgs.Package, error) {
 	var image ocispec.Image
 	if err := json.Unmarshal(config, &image); err != nil {
@@ -287,7 +287,7 @@ func openImage(ref Reference, config []byte, content files) (*pkgs.Package, erro
 	return pkgs.OpenForeign(ref.Base(), ref.String(), content[objects[0]], programs)
 }
 
-// programsOf reads the labels, those of the first version of the specification included.
+// programsOf reads the labels, also those of the first version of the specification.
 func programsOf(labels map[string]string) (map[string]string, error) {
 	if name, kind := labels["io.ebpf.bpf_function_name"], labels["io.ebpf.program_type"]; labels[labelPrograms] == "" &&
 		name != "" {
@@ -303,7 +303,7 @@ func programsOf(labels map[string]string) (map[string]string, error) {
 	return programs, nil
 }
 
-// notFound distinguishes what does not exist from what cannot be read.
+// notFound reports whether err means that something does not exist, and not that it cannot be read.
 func notFound(err error) bool {
 	return errors.Is(err, errdef.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || err != nil &&
 		strings.Contains(err.Error(), "NAME_UNKNOWN")

@@ -11,7 +11,7 @@ import (
 
 var _ fs.FS = files{}
 
-// Open makes files of an archive a file system without directories, which is what packages are read from.
+// Open implements fs.FS, without directories, so that packages can be read from an archive.
 func (f files) Open(name string) (fs.File, error) {
 	data, ok := f[name]
 	if !ok || !fs.ValidPath(name) {
@@ -20,7 +20,7 @@ func (f files) Open(name string) (fs.File, error) {
 	return &memFile{Reader: bytes.NewReader(data), name: path.Base(name), size: int64(len(data))}, nil
 }
 
-// memFile is an open file, and its own description.
+// memFile is an open file, which also implements fs.FileInfo.
 type memFile struct {
 	*bytes.Reader
 	name string

@@ -18,7 +18,7 @@ import (
 
 var platformPattern = regexp.MustCompile(`^linux/[a-z0-9]{1,32}$`)
 
-// ParsePlatform reads linux/amd64 and the like.
+// ParsePlatform parses a platform such as linux/amd64.
 func ParsePlatform(text string) (*ocispec.Platform, error) {
 	if !platformPattern.MatchString(text) {
 		return nil, &apierrors.Invalid{Resource: "platform " + text, Reason: "want for example linux/amd64"}
@@ -27,10 +27,10 @@ func ParsePlatform(text string) (*ocispec.Platform, error) {
 	return &ocispec.Platform{OS: os, Architecture: arch}, nil
 }
 
-// Node is the platform of this program.
+// Node returns the platform of this program.
 func Node() ocispec.Platform { return ocispec.Platform{OS: runtime.GOOS, Architecture: runtime.GOARCH} }
 
-// choose finds the manifest of an index for a platform.
+// choose returns the manifest for a platform from an index.
 func choose(index ocispec.Index, want ocispec.Platform) (ocispec.Descriptor, error) {
 	var have []string
 	for _, d := range index.Manifests {

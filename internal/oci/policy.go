@@ -20,12 +20,12 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// deniedName is the file of digests alongside the directory of keys.
+// deniedName is the file of denied digests, next to the directory of keys.
 const deniedName = "denied-digests"
 
 var versionTag = regexp.MustCompile(`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$`)
 
-// checkTag refuses a tag that is another version than the package's. Tags such as latest or 1.2 say nothing about it.
+// checkTag rejects a tag that is a version other than the package's. Tags such as latest or 1.2 are not versions.
 func checkTag(ref Reference, version string) error {
 	if versionTag.MatchString(ref.Tag) && strings.TrimPrefix(ref.Tag, "v") != version {
 		return fmt.Errorf("%s: %w: its manifest says %s", ref, ErrVersion, version)
@@ -33,7 +33,8 @@ func checkTag(ref Reference, version string) error {
 	return nil
 }
 
-// checkVersion refuses what is older than what the reference led to before. A digest means what it says.
+// checkVersion rejects a version older than the one that the reference resolved to before, unless the reference has a
+// digest.
 func (s *Store) checkVersion(ref Reference, got *loaded) error {
 	if ref.Digest != "" {
 		return nil
@@ -54,7 +55,7 @@ func (s *Store) checkVersion(ref Reference, got *loaded) error {
 	return nil
 }
 
-// versionOf reads the version of what is in the store, whether it is still trusted or not.
+// versionOf reads the version of a stored package, whether it is still trusted or not.
 func (s *Store) versionOf(ref Reference, entry ocispec.Descriptor) (version string, known bool) {
 	l := &loader{from: s, ref: ref, trust: Trust{AllowUnsigned: true}}
 	l.out.root = ocispec.Descriptor{MediaType: entry.MediaType, Digest: entry.Digest, Size: entry.Size}
@@ -65,7 +66,7 @@ func (s *Store) versionOf(ref Reference, entry ocispec.Descriptor) (version stri
 	return l.out.pkg.Version, true
 }
 
-// compareVersions orders versions as Semantic Versioning does: numbers by value, 1.2.0-rc.1 before 1.2.0.
+// compareVersions compares by Semantic Versioning: numbers by value, 1.2.0-rc.1 before 1.2.0.
 func compareVersions(x, y string) int {
 	x, preX, isPreX := strings.Cut(x, "-")
 	y, preY, isPreY := strings.Cut(y, "-")
@@ -81,7 +82,7 @@ func compareVersions(x, y string) int {
 	return compareParts(preX, preY)
 }
 
-// compareParts orders identifiers between dots: numbers come before words, and fewer before more.
+// compareParts compares dot-separated identifiers: numbers before words, and fewer before more.
 func compareParts(x, y string) int {
 	return slices.CompareFunc(strings.Split(x, "."), strings.Split(y, "."), func(a, b string) int {
 		n, errA := strconv.ParseUint(a, 10, 64)
@@ -98,7 +99,8 @@ func compareParts(x, y string) int {
 	})
 }
 
-// denied is the set of digests that this node must not load. A list that cannot be read or believed denies everything.
+// denied returns the digests that this node must not load. If the list is unreadable or not trusted, it returns an
+// error, and nothing may be loaded.
 func denied(keys string) (map[digest.Digest]bool, error) {
 	path := filepath.Join(filepath.Dir(keys), deniedName)
 	data, err := os.ReadFile(path)
@@ -127,7 +129,7 @@ func denied(keys string) (map[digest.Digest]bool, error) {
 	return out, nil
 }
 
-// checkDenied compares all parts of an artifact and the package's own digest with the list.
+// checkDenied compares the digests of all parts of an artifact, and the package's own digest, with the list.
 func checkDenied(keys string, got *loaded) error {
 	list, err := denied(keys)
 	if err != nil {
@@ -145,9 +147,9 @@ func checkDenied(keys string, got *loaded) error {
 	return nil
 }
 
-// strictModes refuses a file that another user could have written: as sshd's StrictModes, the file and all directories
-// above it must belong to root or to this process's user, and no other user may write there. A directory with the
-// sticky bit keeps the entries of others.
+// strictModes rejects a file that another user could have written. Like with sshd's StrictModes, the file and all its
+// parent directories must belong to root or to this process's user, and must not be writable by others, except for
+// sticky directories.
 func strictModes(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -184,8 +186,8 @@ func strictModes(path string) error {
 	return nil
 }
 
-// strictMode refuses what a user other than root can replace, as sshd(8) does with StrictModes. A sticky directory
-// such as /tmp is fine: others cannot rename what is in it.
+// strictMode checks one file or directory for strictModes. Sticky directories such as /tmp are accepted, since other
+// users cannot rename entries in them.
 func strictMode(path string, info fs.FileInfo) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d: chown root %s", path, st.Uid, path)

@@ -15,13 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// layoutScheme begins references to image layouts on disk.
+// layoutScheme is the prefix of references to image layouts on disk.
 const layoutScheme = "oci:"
 
 const defaultTag = "latest"
 
-// Reference names an artifact: registry/repository:tag, registry/repository@sha256:digest, or the same with
-// oci:/directory in the place of registry and repository. Exactly one of Tag and Digest is set.
+// Reference identifies an artifact: registry/repository:tag, registry/repository@sha256:digest, or the same with
+// oci:/directory instead of registry and repository. Exactly one of Tag and Digest is set.
 type Reference struct {
 	Layout   string // absolute directory; empty for a registry
 	Registry string
@@ -34,7 +34,7 @@ var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
 const maxTag = 128
 
-// IsReference reports whether text is meant as a reference, right or wrong, and not as a directory or the name of a
+// IsReference reports whether text has the form of a reference, valid or not, and is not a directory or the name of a
 // built-in.
 func IsReference(text string) bool {
 	if strings.HasPrefix(text, layoutScheme) {
@@ -44,7 +44,7 @@ func IsReference(text string) bool {
 	return ok && rest != "" && !strings.HasPrefix(host, ".") && (host == "localhost" || strings.ContainsAny(host, ".:"))
 }
 
-// ParseReference reads a reference strictly. Errors are *apierrors.Invalid.
+// ParseReference parses a reference. Errors are *apierrors.Invalid.
 func ParseReference(text string) (Reference, error) {
 	r, err := parseReference(text)
 	if err != nil {
@@ -53,8 +53,8 @@ func ParseReference(text string) (Reference, error) {
 	return r, nil
 }
 
-// parseReference reads REGISTRY/REPOSITORY[:TAG|@DIGEST] or oci:/DIRECTORY[:TAG]. Only sha256 is accepted; a tag and a
-// digest together could contradict each other.
+// parseReference parses REGISTRY/REPOSITORY[:TAG|@DIGEST] or oci:/DIRECTORY[:TAG]. It accepts only sha256, and rejects
+// a tag together with a digest, since they could contradict each other.
 func parseReference(text string) (Reference, error) {
 	if !IsReference(text) {
 		return Reference{}, fmt.Errorf("want REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST or " +
@@ -85,8 +85,8 @@ func parseReference(text string) (Reference, error) {
 	return r, r.setPlace(place)
 }
 
-// setPlace sets registry and repository, or the directory of a layout, which has to be absolute: the agent and the CLI
-// run in different directories.
+// setPlace sets registry and repository, or the directory of a layout, which must be absolute, since the agent and the
+// CLI run in different directories.
 func (r *Reference) setPlace(place string) error {
 	if dir, ok := strings.CutPrefix(place, layoutScheme); ok {
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {
@@ -106,7 +106,7 @@ func (r *Reference) setPlace(place string) error {
 	return nil
 }
 
-// Name is the reference without tag and digest.
+// Name returns the reference without tag and digest.
 func (r Reference) Name() string {
 	if r.Layout != "" {
 		return layoutScheme + r.Layout
@@ -114,10 +114,10 @@ func (r Reference) Name() string {
 	return r.Registry + "/" + r.Repo
 }
 
-// Base is the last part of the name.
+// Base returns the last segment of the name.
 func (r Reference) Base() string { return filepath.Base(r.Name()) }
 
-// Target is the tag or the digest.
+// Target returns the tag or the digest.
 func (r Reference) Target() string {
 	if r.Digest != "" {
 		return r.Digest.String()
@@ -125,7 +125,7 @@ func (r Reference) Target() string {
 	return r.Tag
 }
 
-// String is the one spelling of the reference.
+// String returns the canonical form of the reference.
 func (r Reference) String() string {
 	if r.Digest != "" {
 		return r.Name() + "@" + r.Digest.String()
@@ -133,13 +133,13 @@ func (r Reference) String() string {
 	return r.Name() + ":" + r.Tag
 }
 
-// At is the same name with a digest.
+// At returns the reference to a digest under the same name.
 func (r Reference) At(d digest.Digest) Reference {
 	r.Tag, r.Digest = "", d
 	return r
 }
 
-// identity is what a signature says it is for. A directory is none: it may be copied and moved.
+// identity returns the name that a signature must contain. It is empty for a directory, which may be copied and moved.
 func (r Reference) identity() string {
 	if r.Layout != "" {
 		return ""
@@ -147,7 +147,8 @@ func (r Reference) identity() string {
 	return r.Name()
 }
 
-// loopback registries may be spoken to without TLS: no man in the middle is possible.
+// loopback reports whether the registry is on this machine. It may be used without TLS, since no man in the middle is
+// possible.
 func (r Reference) loopback() bool {
 	host, _, err := net.SplitHostPort(r.Registry)
 	if err != nil {

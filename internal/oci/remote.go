@@ -26,11 +26,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Transport says how registries are spoken to.
+// Transport has the options for connections to registries.
 type Transport struct {
-	PlainHTTP   bool          // without TLS; registries on this machine always are
-	Credentials string        // file as docker login writes it; empty: that of the user
-	Stall       time.Duration // how long a registry may send nothing, in answers to reads; 0: any time
+	PlainHTTP   bool          // without TLS; always the case for registries on this machine
+	Credentials string        // file in the format of docker login; if empty, that of the user
+	Stall       time.Duration // timeout while a registry sends nothing in responses to reads; 0: none
 }
 
 // repository opens a registry.
@@ -57,7 +57,7 @@ func (t Transport) repository(ref Reference) (*remote.Repository, error) {
 	return r, nil
 }
 
-// reader opens a place to read from. close it.
+// reader opens a registry or layout for reading. The caller must call closer.
 func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadOnlyGraphTarget, closer func(),
 	err error) {
 	if ref.Layout == "" {
@@ -78,8 +78,8 @@ func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadO
 	return target, func() { root.Close() }, nil
 }
 
-// writer opens a place to write to. A layout is made if there is nothing; a directory with other things in it is
-// refused.
+// writer opens a registry or layout for writing. It creates a layout in an absent or empty directory, and rejects
+// directories with other content.
 func (t Transport) writer(ref Reference) (oras.GraphTarget, error) {
 	if ref.Layout == "" {
 		return t.repository(ref)
@@ -94,7 +94,8 @@ func (t Transport) writer(ref Reference) (oras.GraphTarget, error) {
 	return oci.New(ref.Layout)
 }
 
-// resolve finds what a reference leads to. A registry that answers another digest than the one asked for is caught.
+// resolve returns the descriptor for a reference. It returns an error if a registry responds with a digest other than
+// the requested one.
 func resolve(ctx context.Context, target oras.ReadOnlyTarget, ref Reference) (ocispec.Descriptor, error) {
 	d, err := target.Resolve(ctx, ref.Target())
 	if notFound(err) {
@@ -106,13 +107,13 @@ func resolve(ctx context.Context, target oras.ReadOnlyTarget, ref Reference) (oc
 	if ref.Digest != "" && d.Digest != ref.Digest {
 		return d, fmt.Errorf("%s: %w: got %s", ref, ErrDigest, d.Digest)
 	}
-	if d.MediaType == "" || d.MediaType == "application/octet-stream" { // layouts do not know the type of what has no tag
+	if d.MediaType == "" || d.MediaType == "application/octet-stream" { // layouts lack the type of untagged blobs
 		return typed(ctx, target, d)
 	}
 	return ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
 }
 
-// typed learns the media type from the content.
+// typed sets the media type by the content.
 func typed(ctx context.Context, target oras.ReadOnlyTarget, d ocispec.Descriptor) (ocispec.Descriptor, error) {
 	l := &loader{from: target}
 	data, err := l.fetch(ctx, d, maxManifest)
@@ -123,7 +124,8 @@ func typed(ctx context.Context, target oras.ReadOnlyTarget, d ocispec.Descriptor
 	return d, nil
 }
 
-// findSignatures looks for the signatures of root. A registry that cannot list bundles may have the other ones.
+// findSignatures returns the manifests with signatures of root. A registry that cannot list bundles may still have
+// simple ones.
 func findSignatures(ctx context.Context, target oras.ReadOnlyGraphTarget, root ocispec.Descriptor) (at attached,
 	err error) {
 	if at.simple, err = findSimple(ctx, target, root.Digest); err != nil {
@@ -145,7 +147,7 @@ func findSimple(ctx context.Context, target oras.ReadOnlyTarget, root digest.Dig
 	return &ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}, nil
 }
 
-// Pushed reports what was pushed.
+// Pushed is the result of Push.
 type Pushed struct {
 	Reference string `json:"reference"`
 	Name      string `json:"name"`
@@ -154,10 +156,10 @@ type Pushed struct {
 	Signed    bool   `json:"signed"`
 }
 
-// Source is what to push: one directory, or one for each platform.
+// Source is the package to push: one directory, or one for each platform.
 type Source struct {
 	Dir       string
-	Platforms map[string]string // linux/amd64 and so on to directory
+	Platforms map[string]string // directories by platform, such as linux/amd64
 }
 
 func (s Source) build() (*artifact, error) {
@@ -167,7 +169,7 @@ func (s Source) build() (*artifact, error) {
 	return build(s.Dir, nil)
 }
 
-// Push builds an artifact, signs it unless signer is nil, and puts it where ref says; the tag comes last.
+// Push builds an artifact, signs it unless signer is nil, and uploads it to ref; it sets the tag last.
 func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string,
 	t Transport) (*Pushed, error) {
 	if ref.Tag == "" {
@@ -208,7 +210,7 @@ func put(ctx context.Context, target oras.Target, b blob) error {
 	return err
 }
 
-// Sign adds a signature to what ref leads to, and returns its digest.
+// Sign adds a signature to the artifact of ref, and returns the artifact's digest.
 func Sign(ctx context.Context, ref Reference, signer *Signer, identity string, t Transport) (digest.Digest, error) {
 	target, err := t.writer(ref)
 	if err != nil {
@@ -221,7 +223,7 @@ func Sign(ctx context.Context, ref Reference, signer *Signer, identity string, t
 	return root.Digest, addSignature(ctx, target, root, signer, cmp.Or(identity, ref.identity()))
 }
 
-// addSignature signs in both formats, and keeps the signatures that are there.
+// addSignature signs in both formats, and keeps existing signatures.
 func addSignature(ctx context.Context, target oras.Target, root ocispec.Descriptor, signer *Signer,
 	identity string) error {
 	var all []signature
@@ -258,19 +260,19 @@ func addSignature(ctx context.Context, target oras.Target, root ocispec.Descript
 	return target.Tag(ctx, manifest.Descriptor, signatureTag(root.Digest))
 }
 
-// Pulled reports what was pulled.
+// Pulled is the result of Pull.
 type Pulled struct {
 	Reference string `json:"reference"`
-	Pinned    string `json:"pinned"` // the reference that always means this content
+	Pinned    string `json:"pinned"` // the reference with the digest
 	Name      string `json:"name"`
 	Version   string `json:"version"`
 	Digest    string `json:"digest"`
 	SignedBy  string `json:"signedBy,omitempty"`  // name of the key; empty if unsigned was allowed
 	Signature string `json:"signature,omitempty"` // its format, one of FormatSimple and FormatBundle
-	Moved     string `json:"moved,omitempty"`     // digest that the reference led to before
+	Moved     string `json:"moved,omitempty"`     // digest that the reference resolved to before
 }
 
-// Pull fetches what ref leads to, checks all of it, and only then puts it into the store.
+// Pull fetches the artifact of ref, verifies it completely, and only then adds it to the store.
 func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transport) (*Pulled, error) {
 	target, closer, err := t.reader(ctx, ref)
 	if err != nil {

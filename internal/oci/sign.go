@@ -35,8 +35,8 @@ const (
 	FormatBundle = "Sigstore bundle" // of cosign 3
 )
 
-// Signatures in the format of simple signing are kept as cosign keeps them: a manifest under the tag
-// sha256-<digest>.sig, with a layer for each signature that holds what is signed.
+// Signatures in the format of simple signing are stored like cosign's: a manifest under the tag sha256-<digest>.sig,
+// with a layer for each signature that contains the signed payload.
 const (
 	payloadMediaType    = "application/vnd.dev.cosign.simplesigning.v1+json"
 	annotationSignature = "dev.cosignproject.cosign/signature"
@@ -47,10 +47,10 @@ const (
 	maxKeyFile    = 16 << 10 // bytes
 )
 
-// signatureTag is where signatures of an artifact are.
+// signatureTag returns the tag of an artifact's signatures.
 func signatureTag(d digest.Digest) string { return "sha256-" + d.Encoded() + ".sig" }
 
-// payload is what is signed: the "simple signing" format.
+// payload is the signed message in the "simple signing" format.
 type payload struct {
 	Critical struct {
 		Identity struct {
@@ -64,22 +64,22 @@ type payload struct {
 	Optional map[string]any `json:"optional"`
 }
 
-// signature is a signature as it was found. Nothing of it has been verified.
+// signature is an unverified signature.
 type signature struct {
 	format  string
-	message []byte // what is signed
+	message []byte // the signed message
 	text    string // base64
 	claims  []claim
 	flaw    string // why it cannot be verified; empty if it can
 }
 
-// claim is what a signature says: its key vouches for an artifact, under a name. Bundles of cosign have no name.
+// claim is the content of a signature: the signed artifact and its name. Bundles of cosign have no name.
 type claim struct {
 	digest digest.Digest
 	name   string
 }
 
-// about returns what a signature says of an artifact; nil if it is about another one.
+// about returns the signature's claim if it is about the artifact, or nil.
 func (s signature) about(root digest.Digest) *claim {
 	i := slices.IndexFunc(s.claims, func(c claim) bool { return c.digest == root })
 	if i < 0 {
@@ -88,7 +88,7 @@ func (s signature) about(root digest.Digest) *claim {
 	return &s.claims[i]
 }
 
-// parseSimple reads a signature in the format of simple signing. One that cannot be read claims nothing.
+// parseSimple parses a signature in the format of simple signing. An unreadable one has no claims.
 func parseSimple(message []byte, text string) signature {
 	out := signature{format: FormatSimple, message: message, text: text}
 	var p payload
@@ -98,8 +98,8 @@ func parseSimple(message []byte, text string) signature {
 	return out
 }
 
-// GenerateKey writes a new ed25519 key to name.key, for its owner only, and its public half to name.pub. Files that are
-// there are not overwritten.
+// GenerateKey writes a new ed25519 key to name.key, readable by its owner only, and the public key to name.pub. It does
+// not overwrite files.
 func GenerateKey(name string) (private, public string, err error) {
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -155,7 +155,7 @@ func LoadSigner(path string) (*Signer, error) {
 	return &Signer{signer}, nil
 }
 
-// supported reports whether a key is of a type that Kerb verifies: ed25519, or ECDSA on P-256, which cosign makes.
+// supported reports whether Kerb can verify signatures of a key: ed25519, or ECDSA on P-256, which cosign generates.
 func supported(key crypto.PublicKey) bool {
 	switch k := key.(type) {
 	case ed25519.PublicKey:
@@ -166,7 +166,7 @@ func supported(key crypto.PublicKey) bool {
 	return false
 }
 
-// sign returns a signature in base64 as cosign makes it: ed25519 of the message as such, ECDSA of its SHA-256.
+// sign returns a base64 signature like cosign's: ed25519 of the message itself, ECDSA of its SHA-256.
 func (s *Signer) sign(data []byte) (string, error) {
 	message, opts := data, crypto.SignerOpts(crypto.Hash(0))
 	if _, ok := s.key.Public().(*ecdsa.PublicKey); ok {
@@ -177,7 +177,7 @@ func (s *Signer) sign(data []byte) (string, error) {
 	return base64.StdEncoding.EncodeToString(sig), err
 }
 
-// simple makes the signature of an artifact in the format of simple signing.
+// simple returns the signature of an artifact in the format of simple signing.
 func (s *Signer) simple(d digest.Digest, identity string) (signature, error) {
 	var p payload
 	p.Critical.Identity.Reference, p.Critical.Image.Digest, p.Critical.Type = identity, d, payloadType
@@ -189,14 +189,14 @@ func (s *Signer) simple(d digest.Digest, identity string) (signature, error) {
 	return parseSimple(data, text), err
 }
 
-// publicKey is a key of the node.
+// publicKey is a trusted key of the node.
 type publicKey struct {
 	name string
 	key  crypto.PublicKey
 }
 
-// verifies checks a signature as cosign makes it, in base64: ed25519 of the message as such or, since cosign 3, of its
-// SHA-512 (Ed25519ph in RFC 8032, which separates the two), ECDSA of its SHA-256 in ASN.1.
+// verifies reports whether the key verifies a base64 signature in cosign's formats: ed25519 of the message itself or,
+// since cosign 3, of its SHA-512 (Ed25519ph in RFC 8032, which separates the two), or ECDSA of its SHA-256 in ASN.1.
 func (k publicKey) verifies(s signature) bool {
 	sig, err := base64.StdEncoding.DecodeString(s.text)
 	if err != nil {
@@ -214,7 +214,7 @@ func (k publicKey) verifies(s signature) bool {
 	return false
 }
 
-// loadKeys reads the keys in a directory. A file that is not a key is reported, and the others are used.
+// loadKeys reads the keys in a directory. It reports files that are not keys in problems, and returns the others.
 func loadKeys(dir string) (keys []publicKey, problems []string) {
 	paths, _ := filepath.Glob(filepath.Join(dir, "*.pub")) // only the pattern can be wrong
 	slices.Sort(paths)
@@ -229,8 +229,7 @@ func loadKeys(dir string) (keys []publicKey, problems []string) {
 	return keys, problems
 }
 
-// loadKey reads a public key in PEM (SubjectPublicKeyInfo, RFC 5280). It has to be in a file that only root can
-// change.
+// loadKey reads a public key in PEM (SubjectPublicKeyInfo, RFC 5280) from a file that only root can change.
 func loadKey(path string) (crypto.PublicKey, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -261,12 +260,12 @@ func parseKey(path string, data []byte) (crypto.PublicKey, error) {
 	return key, nil
 }
 
-// fingerprint is the SHA-256 of the key as SubjectPublicKeyInfo (RFC 5280), which openssl pkey -pubin -outform DER
-// writes: sha256: and 64 hexadecimal digits.
+// fingerprint returns sha256: and the SHA-256 of the key as SubjectPublicKeyInfo (RFC 5280), as written by openssl pkey
+// -pubin -outform DER, in 64 hexadecimal digits.
 func (k publicKey) fingerprint() string {
 	der, err := x509.MarshalPKIXPublicKey(k.key)
 	if err != nil {
-		panic(err) // it was parsed from one
+		panic(err) // impossible: it was parsed from this format
 	}
 	return digest.FromBytes(der).String()
 }
@@ -284,29 +283,29 @@ func Fingerprint(path string) (string, error) {
 	return publicKey{key: key}.fingerprint(), nil
 }
 
-// Trust is what makes a package acceptable.
+// Trust has the conditions for accepting a package.
 type Trust struct {
 	Keys          string // directory of public keys
-	Identity      string // name that the signature must be for; empty: that of the reference
-	AllowUnsigned bool   // take it without a signature that holds
+	Identity      string // name that the signature must contain; if empty, that of the reference
+	AllowUnsigned bool   // accept it without a valid signature
 
-	AllowDowngrade bool // take an older version than the reference led to before
+	AllowDowngrade bool // accept a version older than the one that the reference resolved to before
 
-	Owner string // the program that has it pulled; empty: an operator, whose packages stay the operator's
+	Owner string // program that requests the pull; empty for an operator, who remains the owner
 }
 
-// identity is the name that a signature must be for; empty if any will do.
+// identity returns the name that a signature must contain, or "" for any.
 func (t Trust) identity(ref Reference) string { return cmp.Or(t.Identity, ref.identity()) }
 
-// proof is the signature that makes an artifact acceptable. The zero proof is that it was waived.
+// proof is the signature for which an artifact was accepted. The zero value means that the signature was waived.
 type proof struct {
 	key      string // name of the key
 	format   string
-	nameless bool // whatever name it was asked for, it has none
+	nameless bool // the signature contains no name
 }
 
-// verify looks for one signature that is for this artifact, under this name, and by a key of the node. One without a
-// name is the second choice. Errors are *SignatureError; problems may explain them.
+// verify returns a valid signature of the artifact, under the required name, by a key of the node. It prefers
+// signatures with a name to those without. Errors are *SignatureError, and include problems.
 func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature, problems ...string) (proof, error) {
 	refuse := func(err error, detail string) (proof, error) {
 		return proof{}, &SignatureError{Ref: ref.String(), Keys: t.Keys, Err: err, Detail: detail}
@@ -351,9 +350,9 @@ func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature,
 	return refuse(ErrUnknownKey, strings.Join(problems, "; "))
 }
 
-// signers returns the fingerprints of all keys of the node that have signed an artifact under its name. A bundle
-// without a name, as cosign makes it, counts if the last part of the name that was asked for is the package's own one:
-// else it could be one of another package by the same key. Images of others have no name of their own.
+// signers returns the fingerprints of all keys of the node that signed an artifact under its name. A bundle without a
+// name, such as cosign's, counts if the last segment of the requested name is the package's own name; otherwise it
+// could be for another package signed with the same key. Foreign images have no name of their own.
 func (t Trust) signers(ref Reference, root digest.Digest, signatures []signature, own string) (out []string) {
 	keys, _ := loadKeys(t.Keys) // verify reports what is wrong with them
 	identity := t.identity(ref)
@@ -377,7 +376,7 @@ func (t Trust) signers(ref Reference, root digest.Digest, signatures []signature
 	return out
 }
 
-// signatureBlobs makes the manifest that holds signatures in the format of simple signing, and what it refers to.
+// signatureBlobs returns the manifest with signatures in the format of simple signing, and the blobs that it refers to.
 func signatureBlobs(signatures []signature) (manifest blob, blobs []blob, err error) {
 	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
 	image := ocispec.Image{RootFS: ocispec.RootFS{Type: "layers"}}

@@ -25,13 +25,14 @@ import (
 // errStalled ends a request to a registry that has sent nothing for Transport.Stall.
 var errStalled = errors.New("the registry has stopped sending")
 
-// errOnNode keeps names of registries, and where they redirect to, from reaching programs that trust their own node.
+// errOnNode is returned if a registry's name or a redirect has an address of the node itself, where programs may trust
+// local clients (SSRF).
 var errOnNode = errors.New("the name of the registry, or where it redirects to, has an address of the node itself")
 
-// maxHeaders are the most bytes of the headers of an answer: some of them end up in errors.
+// maxHeaders limits the headers of a response, in bytes, since errors contain some of them.
 const maxHeaders = 64 << 10
 
-// registryReader opens a registry to read from. Its connections are closed by the closer.
+// registryReader opens a registry for reading. The returned function closes its connections.
 func (t Transport) registryReader(ref Reference) (oras.ReadOnlyGraphTarget, func(), error) {
 	r, err := t.repository(ref)
 	if err != nil {
@@ -49,16 +50,16 @@ func (t Transport) registryReader(ref Reference) (oras.ReadOnlyGraphTarget, func
 	return r, connections.CloseIdleConnections, nil
 }
 
-const dialTimeout = 30 * time.Second // as of http.DefaultTransport
+const dialTimeout = 30 * time.Second // as in http.DefaultTransport
 
-// hasProxy reports whether the operator has all requests go to a proxy, which may be on the node.
+// hasProxy reports whether the operator has configured a proxy, which may be on the node.
 func hasProxy() bool {
 	proxies := httpproxy.FromEnvironment()
 	return proxies.HTTPProxy != "" || proxies.HTTPSProxy != ""
 }
 
-// refuseOwn refuses connections to addresses that are the node's own whatever its network is, and to those of the link,
-// where clouds have their metadata. It is for net.Dialer: names are resolved.
+// refuseOwn is a net.Dialer.Control that rejects addresses that always belong to the node, such as loopback, and
+// link-local ones, such as the metadata service of clouds. It sees resolved addresses.
 func refuseOwn(_, address string, _ syscall.RawConn) error {
 	to, err := netip.ParseAddrPort(address)
 	if ip := to.Addr().Unmap(); err != nil || ip.IsLoopback() || ip.IsUnspecified() || ip.IsLinkLocalUnicast() {
@@ -67,7 +68,7 @@ func refuseOwn(_, address string, _ syscall.RawConn) error {
 	return nil
 }
 
-// stallTransport aborts requests whose answer stalls. A slow registry that keeps sending is waited for.
+// stallTransport aborts requests whose response stalls. It does not limit registries that are slow but keep sending.
 type stallTransport struct {
 	base  http.RoundTripper
 	limit time.Duration
@@ -88,7 +89,7 @@ func (i stallTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// watched is the body of an answer.
+// watched is the body of a response that is monitored for stalls.
 type watched struct {
 	io.ReadCloser
 	ctx    context.Context
@@ -111,7 +112,7 @@ func (w *watched) Close() error {
 	return w.ReadCloser.Close()
 }
 
-// stalled says why a request was ended.
+// stalled returns errStalled if a request was aborted for that reason, and otherwise err.
 func stalled(ctx context.Context, err error) error {
 	if err != nil && err != io.EOF && errors.Is(context.Cause(ctx), errStalled) {
 		return errStalled
@@ -119,14 +120,14 @@ func stalled(ctx context.Context, err error) error {
 	return err
 }
 
-// Temporary reports whether a pull may succeed later although nothing changes in the registry: it, or the network, did
-// not answer, or the node's disk is full. Otherwise the registry has no such package, or the node does not accept it.
+// Temporary reports whether a pull may succeed later without changes in the registry: the registry or the network
+// failed, or the node's disk is full. Otherwise the registry has no such package, or the node rejects it.
 func Temporary(err error) bool {
 	return temporary(err) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, new(*fs.PathError))
 }
 
-// Explain returns the error of a pull for a client of the API: in the same words as long as the cause is the same, on
-// all nodes. Ports, names of temporary files and what registries write differ each time.
+// Explain converts the error of a pull to a message that is the same on all nodes and at each attempt as long as the
+// cause is the same. The original may contain ports, names of temporary files and text of registries, which vary.
 func Explain(err error, ref Reference, credentials string) error {
 	var answer *errcode.ErrorResponse
 	var host *net.DNSError
@@ -155,7 +156,7 @@ func Explain(err error, ref Reference, credentials string) error {
 	case errors.As(err, &network) && network.Timeout():
 		err = errors.New("the registry does not answer in time")
 	default:
-		return err // it names the reference
+		return err // it contains the reference
 	}
 	return fmt.Errorf("%s: %w", ref, err)
 }

@@ -27,18 +27,18 @@ import (
 // lockName is the only hidden file of the store that is not a temporary one.
 const lockName = ".lock"
 
-// Annotations of the store's index: what was decided when a package was pulled.
+// Annotations of the store's index, with the decisions made when a package was pulled.
 const (
 	annotationUnsigned   = "dev.kerb.allow-unsigned"
 	annotationIdentity   = "dev.kerb.identity"
 	annotationSignatures = "dev.kerb.signatures" // digest of the manifest of the signatures
-	annotationBundles    = "dev.kerb.bundles"    // digests of the manifests of bundles, with spaces between
-	annotationOwner      = "dev.kerb.owner"      // absent: an operator
+	annotationBundles    = "dev.kerb.bundles"    // space-separated digests of the manifests of bundles
+	annotationOwner      = "dev.kerb.owner"      // absent for an operator
 )
 
-// Store holds pulled packages as an image layout that one process changes at a time, while others read. A change is
-// complete or has not happened, whenever the process dies: blobs are written first, under their digests, and the index,
-// which makes them count, is replaced in one step.
+// Store holds pulled packages as an image layout. One process at a time changes it, while others read. Changes are
+// atomic, also if the process dies: blobs are written first, under their digests, and then the index that refers to
+// them is replaced.
 type Store struct {
 	dir  string
 	keys string
@@ -46,13 +46,13 @@ type Store struct {
 
 var _ pkgs.Pulled = (*Store)(nil)
 
-// NewStore is the store in a directory, which need not be there yet, and the directory of keys that it trusts.
+// NewStore returns the store in a directory, which need not exist yet; keys is the directory of trusted keys.
 func NewStore(dir, keys string) *Store { return &Store{dir: dir, keys: keys} }
 
-// Names reports whether ref is meant as a pulled package.
+// Names reports whether ref has the form of a reference to a pulled package.
 func (s *Store) Names(ref string) bool { return IsReference(ref) }
 
-// Get opens the package that ref leads to, after the checks that pulling makes.
+// Get opens the package of ref, with the same verification as Pull.
 func (s *Store) Get(ref string) (*pkgs.Package, error) {
 	r, err := ParseReference(ref)
 	if err != nil {
@@ -69,8 +69,8 @@ func (s *Store) Get(ref string) (*pkgs.Package, error) {
 	return s.open(r, *entry)
 }
 
-// Each opens all packages, one after the other: each is in memory as a whole. One that cannot be used has the reason as
-// its description.
+// Each opens all packages, one at a time, since each is in memory as a whole. The description of an unusable package is
+// the reason.
 func (s *Store) Each(visit func(*pkgs.Package)) error {
 	index, err := s.index()
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Store) Each(visit func(*pkgs.Package)) error {
 	for _, entry := range index.Manifests {
 		r, err := ParseReference(entry.Annotations[ocispec.AnnotationRefName])
 		if err != nil {
-			continue // not of this store's making
+			continue // not written by this store
 		}
 		p, err := s.open(r, entry)
 		if err != nil {
@@ -92,7 +92,7 @@ func (s *Store) Each(visit func(*pkgs.Package)) error {
 	return nil
 }
 
-// References lists what is in the store, sorted.
+// References returns the sorted references of the packages in the store.
 func (s *Store) References() ([]string, error) {
 	index, err := s.index()
 	var out []string
@@ -103,8 +103,8 @@ func (s *Store) References() ([]string, error) {
 	return out, err
 }
 
-// open checks a stored package again, with the keys of today and what was waived when it was pulled: a key that has
-// been removed takes its packages along.
+// open verifies a stored package again, with the current keys and the waivers from when it was pulled. Packages signed
+// with a key that was removed are no longer accepted.
 func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, error) {
 	trust := Trust{Keys: s.keys, Identity: entry.Annotations[annotationIdentity],
 		AllowUnsigned: entry.Annotations[annotationUnsigned] == "true"}
@@ -135,7 +135,7 @@ func (s *Store) signaturesOf(entry ocispec.Descriptor) (at attached, err error) 
 	}
 	for text := range strings.FieldsSeq(entry.Annotations[annotationBundles]) {
 		d, err := s.manifestAt(text)
-		if errors.Is(err, fs.ErrNotExist) { // an agent that does not know bundles has removed it
+		if errors.Is(err, fs.ErrNotExist) { // removed by an older agent without support for bundles
 			continue
 		}
 		if err != nil {
@@ -146,7 +146,7 @@ func (s *Store) signaturesOf(entry ocispec.Descriptor) (at attached, err error) 
 	return at, nil
 }
 
-// manifestAt describes a manifest in the store.
+// manifestAt returns the descriptor of a manifest in the store.
 func (s *Store) manifestAt(text string) (*ocispec.Descriptor, error) {
 	d := digest.Digest(text)
 	if err := d.Validate(); err != nil {
@@ -164,7 +164,7 @@ func (s *Store) Fetch(_ context.Context, d ocispec.Descriptor) (io.ReadCloser, e
 	return os.Open(s.blobPath(d.Digest))
 }
 
-// find is the entry that a reference leads to: the one of its name, or one that has the digest under the same name.
+// find returns the entry of a reference: the one with its name, or the one with its digest under the same name.
 func find(entries []ocispec.Descriptor, r Reference) *ocispec.Descriptor {
 	for i, e := range entries {
 		if e.Annotations[ocispec.AnnotationRefName] == r.String() {
@@ -180,8 +180,8 @@ func find(entries []ocispec.Descriptor, r Reference) *ocispec.Descriptor {
 	return nil
 }
 
-// add puts a checked artifact in, and returns the digest that the reference led to before, if it was another. That one
-// stays under its digest: modules may be pinned to it.
+// add stores a verified artifact, and returns the digest that the reference resolved to before, if it differs. The
+// previous package stays available by its digest, since modules may be pinned to it.
 func (s *Store) add(ref Reference, got *loaded, trust Trust) (moved digest.Digest, err error) {
 	unlock, err := s.lock()
 	if err != nil {
@@ -198,7 +198,7 @@ func (s *Store) add(ref Reference, got *loaded, trust Trust) (moved digest.Diges
 		}
 	}
 	if old := find(index.Manifests, ref); old != nil && old.Annotations[annotationOwner] == "" {
-		trust.Owner = "" // what an operator has pulled, no program removes
+		trust.Owner = "" // programs must not remove packages that an operator pulled
 	}
 	index.Manifests, moved = replace(index.Manifests, ref, entryOf(ref, got, trust))
 	return moved, s.writeIndex(index)
@@ -233,7 +233,7 @@ func replace(entries []ocispec.Descriptor, ref Reference,
 func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	entry := got.root
 	entry.Annotations = map[string]string{ocispec.AnnotationRefName: ref.String()}
-	if got.proof.key == "" { // waived, not missed: what is signed is held to it later, too
+	if got.proof.key == "" { // waived; signed packages must stay signed
 		entry.Annotations[annotationUnsigned] = "true"
 	}
 	if trust.Owner != "" {
@@ -251,18 +251,19 @@ func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	return entry
 }
 
-// Remove takes a package out, unless one of the references in use would lead nowhere without it.
+// Remove removes a package unless a reference in use needs it.
 func (s *Store) Remove(ref Reference, inUse map[string]string) error {
 	return s.remove(ref, inUse, func(string) bool { return true })
 }
 
-// RemoveOf is Remove for what a program has pulled: of an operator, or of another program, it is *apierrors.Conflict.
+// RemoveOf is Remove for packages pulled by a program. It returns *apierrors.Conflict for those of an operator or
+// another program.
 func (s *Store) RemoveOf(owner string, ref Reference, inUse map[string]string) error {
 	return s.remove(ref, inUse, func(of string) bool { return of == owner })
 }
 
 func (s *Store) remove(ref Reference, inUse map[string]string, may func(owner string) bool) error {
-	if _, err := s.without(ref, inUse, may); err != nil { // a lock writes to the disk, and programs ask again and again
+	if _, err := s.without(ref, inUse, may); err != nil { // before the lock, which writes to disk: programs retry often
 		return err
 	}
 	unlock, err := s.lock()
@@ -314,7 +315,7 @@ func (s *Store) blobDir() string   { return filepath.Join(s.dir, ocispec.ImageBl
 
 func (s *Store) blobPath(d digest.Digest) string { return filepath.Join(s.blobDir(), d.Encoded()) }
 
-// index reads what there is; nothing in a store that has never been written.
+// index reads the index. It is empty for a store that was never written.
 func (s *Store) index() (ocispec.Index, error) {
 	empty := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
 	data, err := os.ReadFile(s.indexPath())
@@ -331,8 +332,7 @@ func (s *Store) index() (ocispec.Index, error) {
 	return index, nil
 }
 
-// lock makes this process the only one that changes the store, makes its directories, and removes what one that died
-// has left behind.
+// lock acquires the lock for changes, creates the directories, and removes unfinished files of processes that died.
 func (s *Store) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(s.dir), 0o700); err != nil {
 		return nil, err
@@ -370,12 +370,12 @@ func (s *Store) writeIndex(index ocispec.Index) error {
 	return atomicfile.Write(s.indexPath(), data, 0o600)
 }
 
-// writeBlob writes a blob that its digest has proven. One that is there may be damaged, so that it is written again.
+// writeBlob writes a blob whose digest was verified. It overwrites an existing one, which may be damaged.
 func (s *Store) writeBlob(b blob) error {
 	return atomicfile.Write(s.blobPath(b.Digest), b.data, 0o600)
 }
 
-// sweep removes unfinished files and blobs that nothing refers to.
+// sweep removes unfinished files and unreferenced blobs.
 func (s *Store) sweep(index ocispec.Index) error {
 	used := s.reachable(index)
 	var problems error
@@ -393,7 +393,8 @@ func (s *Store) sweep(index ocispec.Index) error {
 	return problems
 }
 
-// reachable follows the index. Blobs that are not there, such as manifests of other platforms, lead nowhere.
+// reachable returns the blobs that are reachable from the index. It ignores absent ones, such as manifests of other
+// platforms.
 func (s *Store) reachable(index ocispec.Index) map[digest.Digest]bool {
 	used := map[digest.Digest]bool{}
 	for _, entry := range index.Manifests {
@@ -406,8 +407,7 @@ func (s *Store) reachable(index ocispec.Index) map[digest.Digest]bool {
 	return used
 }
 
-// follow marks the blobs that a manifest or index refers to as used. What cannot be read refers to nothing that could
-// be kept.
+// follow marks the blobs that a manifest or index refers to as used. It treats unreadable ones as without references.
 func (s *Store) follow(d digest.Digest, used map[digest.Digest]bool) {
 	if used[d] || d.Validate() != nil {
 		return
@@ -437,7 +437,7 @@ func (s *Store) follow(d digest.Digest, used map[digest.Digest]bool) {
 	}
 }
 
-// mediaTypeOf distinguishes indexes from manifests where no type is given.
+// mediaTypeOf returns the media type of an index or manifest that does not state it.
 func mediaTypeOf(data []byte) string {
 	var node struct {
 		MediaType string            `json:"mediaType"`

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command man writes the manual pages of kerb into a directory. The text processor that this takes is not part of kerb.
+// Command man writes the manual pages of kerb to a directory. It is separate so that kerb does not include the text
+// processor.
 package main
 
 import (
