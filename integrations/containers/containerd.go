@@ -14,11 +14,11 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// containerd is the API of containerd, of versions 1 and 2: few fields of few messages, whose numbers are those of
-// containerd's api/services. Ids of containers are those of containerd behind their namespace.
+// containerd is a client of containerd 1 and 2. It encodes only a few fields of a few messages, with the field numbers
+// of containerd's api/services. Container ids are prefixed with their namespace.
 type containerd struct{ grpc }
 
-// Namespaces of containerd that are left out: what is in there is known with its labels to others.
+// othersNamespaces are ignored: other integrations handle their containers, with labels.
 var othersNamespaces = map[string]string{"k8s.io": "kerb-kube-node", "moby": "runtime: docker"}
 
 const (
@@ -30,7 +30,7 @@ const (
 	eventsSubscribe = "containerd.services.events.v1.Events/Subscribe"
 )
 
-// states of a task (containerd.v1.types.Status) in which its network namespace is there and its processes run.
+// States of a task (containerd.v1.types.Status) with a network namespace and processes.
 const taskRunning, taskPaused, taskPausing = 2, 4, 5
 
 // defaultNamespace is that of ctr and nerdctl, which names of services leave out.
@@ -116,7 +116,7 @@ func (c containerd) events(ctx context.Context) (<-chan event, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The server says nothing before the first event: this call fails where the subscription would.
+	// The server sends nothing before the first event: this call detects that it is not reachable.
 	if _, err := c.namespaces(ctx); err != nil {
 		s.Close()
 		return nil, err
@@ -147,7 +147,7 @@ func (c containerd) events(ctx context.Context) (<-chan event, error) {
 	return out, nil
 }
 
-// decodeEvent reads an envelope; false for what is about no container.
+// decodeEvent decodes an envelope. ok is false for events that are not about a container.
 func decodeEvent(envelope []byte) (e event, ok bool) {
 	namespace, topic := text(envelope, 2), text(envelope, 3)
 	if othersNamespaces[namespace] != "" || !strings.HasPrefix(topic, "/containers/") &&

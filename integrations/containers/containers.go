@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containers makes the containers of a node's runtime services of the agent: Docker's, Podman's, which serves
-// the same API, or containerd's. It is a process of its own, a client of the agent's API like any other, and keeps
-// nothing: what should be there follows from what runs, and from containers that are about to run their first process,
-// which the runtime's hook reports (package hook).
+// Package containers registers the containers of Docker, Podman or containerd as services with the agent. It runs in a
+// separate process as a client of the agent's API, and stores nothing: the desired services follow from the running
+// containers, and from those that are about to start their first process, which the runtime's hook reports (package
+// hook).
 package containers
 
 import (
@@ -24,10 +24,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// Owner is whose the services are: others change them by force only.
+// Owner is the owner of the services: other clients can change them only with force.
 const Owner = "containers"
 
-// Options are what the agent starts the integration with.
+// Options are the options that the agent passes to the integration.
 type Options struct {
 	Agent   string `json:"agent"`   // socket of the agent's API
 	Runtime string `json:"runtime"` // docker, podman or containerd
@@ -37,12 +37,12 @@ type Options struct {
 
 const (
 	agentTime = 5 * time.Minute        // the agent may verify the chains of many services on a slow machine
-	minDelay  = 500 * time.Millisecond // before the runtime is asked again; doubles until
+	minDelay  = 500 * time.Millisecond // first backoff before the runtime is contacted again; doubles until
 	maxDelay  = 15 * time.Second
 	relist    = time.Minute // also without an event
 )
 
-// Main is the integration's process: it runs until ctx ends. options is the JSON of Options.
+// Main is the main function of the integration's process. It runs until ctx ends. options is the JSON of Options.
 func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Agent) error {
 	var o Options
 	if err := json.Unmarshal(options, &o); err != nil {
@@ -72,7 +72,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 	}
 }
 
-// follower keeps the services of the agent what the runtime says.
+// follower synchronises the agent's services with the runtime's containers.
 type follower struct {
 	options Options
 	agent   *client.Client
@@ -88,7 +88,7 @@ type follower struct {
 
 	applying sync.Mutex   // held while services are applied
 	applied  []v1.Service // nil before the agent has confirmed any
-	// services that are there, by where they are; nil if unknown.
+	// existing services by the location of their network; nil if unknown
 	there  map[v1.ServiceSpec]present
 	said   [2]string
 	warned map[string]string // reasons for which containers are no services, by id
@@ -110,8 +110,8 @@ func (f *follower) recordEvent(reason, message string) {
 	}
 }
 
-// follow synchronizes after each event until the runtime or the agent fails. Events are asked for first, so that none
-// is missed between the list and them.
+// follow synchronises after each event until the runtime or the agent fails. It subscribes to events before it lists
+// containers, so that it misses none.
 func (f *follower) follow(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -147,14 +147,14 @@ func (f *follower) follow(ctx context.Context) error {
 				return errors.New("the event stream ended")
 			}
 			f.forget(id)
-			for len(ids) > 0 { // what happened together is one change
+			for len(ids) > 0 { // events in quick succession become one change
 				f.forget(<-ids)
 			}
 		}
 	}
 }
 
-// recall keeps names and labels of the containers that are there.
+// recall stores names and labels of the existing containers.
 func (f *follower) recall(ctx context.Context) error {
 	all, err := f.runtime.created(ctx)
 	if err != nil {
@@ -195,7 +195,7 @@ func (f *follower) forget(id string) {
 	delete(f.known, id)
 }
 
-// sync makes the services those of the containers that run now.
+// sync makes the services match the running containers.
 func (f *follower) sync(ctx context.Context) error {
 	running, err := f.runtime.running(ctx)
 	if err != nil {
@@ -223,8 +223,8 @@ func (f *follower) sync(ctx context.Context) error {
 	return err
 }
 
-// converge makes the services those of all containers that are known. Before the first sync these are not all: other
-// services stay.
+// converge makes the services match the known containers. Before the first sync not all containers are known, so that
+// it deletes no services.
 func (f *follower) converge(ctx context.Context) (refused, err error) {
 	f.applying.Lock()
 	defer f.applying.Unlock()
@@ -258,7 +258,8 @@ func (f *follower) converge(ctx context.Context) (refused, err error) {
 	return nil, nil
 }
 
-// all returns the containers that run, and those that are about to, of which the runtime may report an earlier run.
+// all returns the running containers, and those that are about to start, for which the runtime may still report an
+// earlier run.
 func (f *follower) all() (all map[string]container, complete bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -284,7 +285,7 @@ func (f *follower) summary(services []v1.Service) string {
 		"runtime's events", f.options.Runtime, len(services), hooked, len(services)-hooked)
 }
 
-// present returns the services that are there.
+// present returns the existing services.
 func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]present, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
@@ -346,7 +347,7 @@ func detail(err error) string {
 	return err.Error()
 }
 
-// warn logs once for each container what is not as its labels say.
+// warn logs once per container how it deviates from its labels.
 func (f *follower) warn(all map[string]container, now map[string]string) {
 	for id, reason := range now {
 		if f.warned[id] != reason {

@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// grpc calls a gRPC server on a Unix socket. Each call has a connection of its own, so that there is one stream and no
-// flow control between streams: the library of gRPC would make kerb a third larger for five calls.
+// grpc calls a gRPC server on a Unix socket. Each call uses a separate connection, which needs no flow control between
+// streams. The gRPC library would make kerb a third larger for five calls.
 type grpc struct{ socket string }
 
 // grpcError is an error of the server.
@@ -48,7 +48,7 @@ type stream struct {
 	release func() bool
 }
 
-// open sends a request. The stream has to be closed; it ends with ctx.
+// open sends a request. The caller must close the stream, which ends with ctx.
 func (g grpc) open(ctx context.Context, method, namespace string, request []byte) (*stream, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", g.socket)
 	if err != nil {
@@ -142,7 +142,7 @@ func (s *stream) read() error {
 	return nil
 }
 
-// status is what the trailer of an answer says.
+// status returns the error in the trailer of a response.
 func (s *stream) status(trailer []hpack.HeaderField) error {
 	failed := grpcError{method: s.method, status: -1, message: "no status"}
 	for _, f := range trailer {

@@ -134,8 +134,8 @@ func (f *follower) serviceOf(c container) (string, error) {
 	return f.applied[at].Metadata.Name, nil
 }
 
-// verify waits until the agent knows the interface of a service. The change that made the service has attached its
-// chains, or failed.
+// verify waits until the agent knows the interface of a service. The change that created the service has then attached
+// its chains, or failed.
 func (f *follower) verify(ctx context.Context, c container) error {
 	name, err := f.serviceOf(c)
 	if err != nil {

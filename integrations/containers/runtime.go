@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// container is what the runtime knows of one: the part of Docker's API that is of use
-// (https://docs.docker.com/reference/api/engine/, operation ContainerInspect).
+// container has the used fields of a container in Docker's API (https://docs.docker.com/reference/api/engine/,
+// operation ContainerInspect).
 type container struct {
 	ID        string `json:"Id"`
 	Namespace string `json:"-"` // of containerd
@@ -38,7 +38,7 @@ type container struct {
 	began string // with hook: when its first process began, by which a reused PID is another one; empty: not known
 }
 
-// name is what the user calls it. The API puts a slash before it.
+// name returns the name, without the slash with which the API prefixes it.
 func (c container) name() string { return strings.TrimPrefix(c.Name, "/") }
 
 // runtime is the API of a container runtime.
@@ -47,7 +47,7 @@ type runtime interface {
 	running(context.Context) ([]string, error)
 	// inspect returns the zero container if it is gone.
 	inspect(ctx context.Context, id string) (container, error)
-	// created returns all containers, of which nothing but id, name and labels has to be set.
+	// created returns all containers, of which only id, name and labels need to be set.
 	created(context.Context) ([]container, error)
 	// events sends what happens until the context or the stream ends.
 	events(context.Context) (<-chan event, error)
@@ -71,7 +71,7 @@ func newRuntime(o Options) runtime {
 // engine is the API of Docker, and of Podman, which serves the same.
 type engine struct{ client *http.Client }
 
-// Limits of what is read from the runtime.
+// Limits of data from the runtime.
 const (
 	askTime   = 30 * time.Second
 	mostBytes = 64 << 20 // of a list
@@ -147,8 +147,8 @@ func (r *engine) created(ctx context.Context) (all []container, err error) {
 	return all, nil
 }
 
-// events leaves out what happens inside a container, such as a health check every second. It begins a minute ago: a
-// container may have been created, and wait for a hook, while no process listened.
+// events omits events inside containers, such as a health check every second. It starts a minute in the past: a
+// container may have been created, and wait for its hook, while the integration was not running.
 func (r *engine) events(ctx context.Context) (<-chan event, error) {
 	answer, err := r.get(ctx, fmt.Sprintf("/events?since=%d&filters=%s", time.Now().Add(-relist).Unix(),
 		url.QueryEscape(`{"type":["container"]}`)))

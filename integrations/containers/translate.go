@@ -37,12 +37,12 @@ const (
 	mostName   = 63 // bytes of a service's name
 )
 
-// translate returns the services of containers with a network namespace of their own, by name, and what is wrong with
-// containers, by id. A service that is there keeps its name until its network namespace ends: with another one it would
-// be another service, and the container without its modules for a moment.
+// translate returns the services of containers with separate network namespaces, by name, and errors by container id.
+// An existing service keeps its name until its network namespace ends: renaming would replace the service, and leave
+// the container without its modules for a moment.
 //
-// Of containers that share a namespace, the first one gives the service its labels. If all is complete, names of
-// services without a container are free.
+// If containers share a namespace, the service has the labels of the first one. If all is complete, names of services
+// without a container are free.
 func translate(from string, all map[string]container, there map[v1.ServiceSpec]present, complete bool) (
 	services []v1.Service, problems map[string]string) {
 	services, problems = []v1.Service{}, map[string]string{}
@@ -92,17 +92,17 @@ func translate(from string, all map[string]container, there map[v1.ServiceSpec]p
 	return services, problems
 }
 
-// present is a service that is there.
+// present is an existing service.
 type present struct {
 	name      string
 	hook      bool   // it was found before the container's first process
-	container string // what the runtime calls it; a slash if that is no label
+	container string // the runtime's name of the container; a slash if that is not a valid label
 }
 
-// title is what the runtime calls a container, as far as labels of its service say it.
+// title returns the runtime's name of a container from the labels of its service.
 func title(labels map[string]string) string { return labels[labelSpace] + "/" + labels[labelName] }
 
-// nameBefore returns the name of the service of a container's earlier run; empty if there is none.
+// nameBefore returns the name of the service of a container's earlier run, or "".
 func nameBefore(c container, there map[v1.ServiceSpec]present) string {
 	for _, service := range there {
 		if service.container == c.Namespace+"/"+c.name() {
@@ -112,9 +112,9 @@ func nameBefore(c container, there map[v1.ServiceSpec]present) string {
 	return ""
 }
 
-// specOf says where the container's network is; false if it has none of its own: that of the node, of another
-// container, or only loopback. A service that a hook has made by the container's process stays that one when the
-// runtime names a path.
+// specOf returns the location of the container's network, or false if it uses the network of the node or of another
+// container, or only loopback. A service that a hook created by process id keeps that location when the runtime reports
+// a path.
 func specOf(c container, there map[v1.ServiceSpec]present) (v1.ServiceSpec, bool) {
 	mode, _, shared := strings.Cut(c.HostConfig.NetworkMode, ":")
 	switch {
@@ -180,7 +180,7 @@ func nameOf(from string, c container, taken map[string]bool) string {
 	return trim(mostName-len(id)) + id
 }
 
-// shortID is the beginning of an id of Docker or Podman. Ids of containerd are chosen by users, and may begin alike.
+// shortID returns the short form of an id of Docker or Podman. Users choose containerd's ids, which may share prefixes.
 func shortID(c container) string {
 	if c.Namespace == "" {
 		return c.ID[:min(12, len(c.ID))]

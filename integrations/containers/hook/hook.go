@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook reports a container to the integration with container runtimes between its creation and its first
-// process, and returns when the chains of its modules are attached. kerb containers hook and kerb containers runtime,
-// which an OCI runtime's callers execute, are made of it.
+// Package hook reports a container to the integration with container runtimes after its creation and before its first
+// process, and returns when the chains of its modules are attached. It implements kerb containers hook and kerb
+// containers runtime, which callers of OCI runtimes execute.
 package hook
 
 import (
@@ -21,21 +21,21 @@ import (
 	"time"
 )
 
-// Socket is the name of the integration's socket in the directory of the agent's.
+// Socket is the name of the integration's socket, in the directory of the agent's socket.
 const Socket = "containers.sock"
 
-// Start is a container that has no process of its own yet: a line of JSON that the integration reads.
+// Start is the request of a hook, as a line of JSON: a container without a process of its own so far.
 type Start struct {
 	ID     string `json:"id"`
 	PID    int    `json:"pid"`             // of what becomes the container's first process
 	Netns  string `json:"netns,omitempty"` // path of the network namespace, if the runtime's caller has made it
 	Bundle string `json:"bundle"`          // directory of its OCI configuration
-	// What Docker's file says. Its API does not answer while Docker itself starts, and starts containers.
+	// From Docker's files, since its API does not respond while Docker itself starts, and starts containers.
 	Name   string            `json:"name,omitempty"`
 	Labels map[string]string `json:"labels,omitempty"`
 }
 
-// Answer is the line that it writes when the container may start.
+// Answer is the response, a line of JSON, when the container may start.
 type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the chains of its modules are attached
 }
@@ -43,8 +43,8 @@ type Answer struct {
 // retryAfter is the pause while the agent or the integration starts.
 const retryAfter = 100 * time.Millisecond
 
-// Report reports the container of a state, as the OCI runtime specification has it, to the integration of the agent
-// with this socket. Without wait it fails at once if the integration does not run.
+// Report reports the container of an OCI runtime state to the integration of the agent with this socket. Without wait,
+// it fails immediately if the integration is not running.
 func Report(ctx context.Context, agent string, state []byte, wait bool) error {
 	start, own, err := parse(state)
 	if err != nil || !own {
@@ -123,7 +123,7 @@ func readConfig(bundle string) (c config, err error) {
 	return c, nil
 }
 
-// networkPath is that of the network namespace; empty for one that the runtime makes.
+// networkPath returns the path of the network namespace, or "" if the runtime creates it.
 func (c config) networkPath() string {
 	for _, n := range c.Linux.Namespaces {
 		if n.Type == "network" {
@@ -133,8 +133,8 @@ func (c config) networkPath() string {
 	return ""
 }
 
-// docker reads name and labels from the file in which Docker keeps a container, next to the container's hostname;
-// nothing if there is none.
+// docker reads name and labels from Docker's file of a container, which is next to its hostname file. They are empty
+// without such a file.
 func (c config) docker(id string) (name string, labels map[string]string) {
 	for _, m := range c.Mounts {
 		dir := filepath.Dir(m.Source)
@@ -179,8 +179,9 @@ func hasInterface(pid int) (bool, error) {
 var commands = []string{"create", "start", "state", "kill", "delete", "run", "exec", "pause", "resume", "ps", "update",
 	"events", "list", "checkpoint", "restore", "spec", "features"}
 
-// State returns the state of the container that a command of an OCI runtime starts; nil if the command does not.
-// Networks are connected between create and start by all callers, so that start is the last chance, and not too early.
+// State returns the state of the container that a command of an OCI runtime starts, or nil for other commands. All
+// callers connect networks between create and start, so that start is the only point at which the network is complete
+// and no process runs.
 func State(ctx context.Context, runtime string, args []string) ([]byte, error) {
 	options, id := startOf(args)
 	if id == "" {
@@ -208,8 +209,8 @@ func startOf(args []string) (options []string, id string) {
 // endTime is how long the process of a container may take to end.
 const endTime = 2 * time.Second
 
-// Refuse ends the container that a command starts, with its state: Docker and containerd do not end it where a start
-// fails, and could not start it again. It returns when the runtime's caller has seen the end.
+// Refuse kills the container that a command starts, and deletes its state: Docker and containerd do not kill it after a
+// failed start, and could not start it again. It returns when the runtime's caller has noticed.
 func Refuse(runtime string, args []string, state []byte) error {
 	options, id := startOf(args)
 	var s Start

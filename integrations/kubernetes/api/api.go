@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api holds the kinds of Kerb in a Kubernetes cluster. deploy/kubernetes/crds is generated from them: docs,
-// bounds and patterns are tags, and rules over several fields are in the generator, crd_test.go.
+// Package api defines Kerb's custom resources in a Kubernetes cluster. deploy/kubernetes/crds is generated from these
+// types: tags contain descriptions, bounds and patterns; the generator, crd_test.go, has the rules over several fields.
 package api
 
 import (
@@ -28,13 +28,13 @@ const (
 	MaxPriority = 1000     // and at least 0. All are nearer to the pod than ClusterModules of usual priorities
 )
 
-// MaxReports is how many modules a KerbNode reports at most.
+// MaxReports is the maximum number of modules in the status of a KerbNode.
 const MaxReports = 10
 
-// ModulePackages are the built-in packages that a Module may use: those whose effects end at the interface of the pod.
+// ModulePackages are the built-in packages that a namespaced Module may use: they affect only the pod's interface.
 var ModulePackages = []string{"counter", "firewall", "responder"}
 
-// ObjectMeta is what Kerb reads of the metadata of any object.
+// ObjectMeta has the fields of an object's metadata that Kerb uses.
 type ObjectMeta struct {
 	Name            string            `json:"name"`
 	Namespace       string            `json:"namespace,omitempty"`
@@ -47,15 +47,15 @@ type ObjectMeta struct {
 	Deleted         string            `json:"deletionTimestamp,omitempty"`
 }
 
-// Annotations are those that are used; there may be many others.
+// Annotations has the annotations that Kerb uses.
 type Annotations struct {
-	// Static is the UID that the kubelet has given to a static pod. The pod in the API is its mirror, and has another.
+	// Static is the UID of a static pod on its node. Its mirror pod in the API has a different UID.
 	Static string `json:"kubernetes.io/config.mirror,omitempty"`
-	// Proxy is off for a Service that stays with kube-proxy.
+	// Proxy is "off" for a Service that kube-proxy keeps serving.
 	Proxy string `json:"kerb.dev/proxy,omitempty"`
 }
 
-// Object is an object of which only the metadata is used.
+// Object is an object whose metadata alone is used.
 type Object struct {
 	Metadata ObjectMeta `json:"metadata"`
 }
@@ -70,28 +70,28 @@ func (m *Module) Meta() *ObjectMeta { return &m.Metadata }
 func (n *KerbNode) Meta() *ObjectMeta { return &n.Metadata }
 
 // Module is a ClusterModule, which deploys a package on pods of all nodes, or with a namespace a Module, which deploys
-// it on pods of that namespace. The definition of Module refuses what only ClusterModules may do, and so does
+// it on pods of that namespace. The CRD of Module rejects fields that are reserved for ClusterModules, and so does
 // kerb-kube-node.
 type Module struct {
 	v1.TypeMeta
 	Metadata ObjectMeta `json:"metadata"`
 	Spec     ModuleSpec `json:"spec" doc:"Package and config of the module, and the pods that it is attached to"`
-	// Status is what nodes read of that of a ClusterModule.
+	// Status has the fields of a ClusterModule's status that nodes read.
 	Status *ModuleStatus `json:"status,omitempty"`
 
-	// Undecodable is the error of an object that this program cannot decode, as one of a later version. Fields that
-	// can be decoded are there.
+	// Undecodable is the error if this program cannot decode the object, for example one of a later version. The fields
+	// that could be decoded are set.
 	Undecodable string `json:"undecodable,omitempty"`
-	// TooLarge is a Module of a namespace over MaxSize, of which only the metadata is kept.
+	// TooLarge is set for a namespaced Module over MaxSize. Only its metadata is kept.
 	TooLarge bool `json:"tooLarge,omitempty"`
-	// Omitted is how many bytes of memory a Module of a namespace would take for which there is no room; 0 if it is kept.
+	// Omitted is the memory, in bytes, that a namespaced Module would take if it exceeds the limits; 0 if it is kept.
 	Omitted int `json:"omitted,omitempty"`
 }
 
-// Stored is a Module as this program has stored it, with the fields that only this program sets.
+// Stored is a Module as stored by this program, with the fields that are not part of the API.
 type Stored struct{ Module }
 
-// UnmarshalJSON decodes what was stored.
+// UnmarshalJSON decodes a stored Module.
 func (s *Stored) UnmarshalJSON(text []byte) error {
 	type fields Module
 	err := json.Unmarshal(text, (*fields)(&s.Module))
@@ -101,8 +101,8 @@ func (s *Stored) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes. An object of the
-// API server does not say what this program does with it.
+// UnmarshalJSON drops unused fields, so that authors of Modules cannot exhaust the memory of all nodes. It ignores
+// fields that are not part of the API.
 func (m *Module) UnmarshalJSON(text []byte) error {
 	if len(text) > MaxSize {
 		var o Object
@@ -130,11 +130,11 @@ func (m *Module) pack() {
 	}
 }
 
-// Omit leaves only the metadata, of a Module that would take so many bytes of memory and for which there is no room.
+// Omit keeps only the metadata of a Module that would exceed the limits with this number of bytes.
 func (m *Module) Omit(bytes int) { *m = Module{Metadata: m.Metadata, Omitted: bytes} }
 
-// written is the size of an object without what the API server and kerb-kube-controller add to it: a status must not
-// make it too large.
+// written returns the size of an object without the fields that the API server and kerb-kube-controller add: a status
+// must not make it too large.
 func written(text []byte) int {
 	var o struct {
 		Metadata struct {
@@ -146,13 +146,13 @@ func written(text []byte) int {
 	return len(text) - len(o.Metadata.Managed) - len(o.Status)
 }
 
-// Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.
+// Keep implements watch.Keeper: a protection must not be removed because its object cannot be decoded.
 func (m *Module) Keep(err error) {
 	// encoding/json names embedded structs, for which JSON has no level
 	m.Undecodable = strings.ReplaceAll(err.Error(), "CommonModuleSpec.", "")
 }
 
-// ModuleStatus is the part of ClusterModuleStatus that nodes follow.
+// ModuleStatus has the fields of ClusterModuleStatus that nodes watch.
 type ModuleStatus struct {
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
 }
@@ -198,7 +198,7 @@ type Requirement struct {
 	Values   []string `json:"values,omitempty" maxItems:"64" doc:"For In and NotIn"`
 }
 
-// KerbNode is what one node reports. Its name is that of the Node. Nothing in its status grows with the pods.
+// KerbNode is the report of one node. It has the name of the Node. Its status does not grow with the number of pods.
 type KerbNode struct {
 	v1.TypeMeta
 	Metadata ObjectMeta      `json:"metadata"`

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// ClusterModule is a Module without namespace, and what kerb-kube-controller counts of it. Nodes read no counts.
+// ClusterModule is a Module without namespace, with the counts of kerb-kube-controller, which nodes do not read.
 type ClusterModule struct {
 	v1.TypeMeta
 	Metadata ObjectMeta           `json:"metadata"`
@@ -22,7 +22,7 @@ type ClusterModule struct {
 // Meta returns the metadata.
 func (m *ClusterModule) Meta() *ObjectMeta { return &m.Metadata }
 
-// Module returns what nodes read.
+// Module returns the part that nodes read.
 func (m *ClusterModule) Module() Module {
 	out := Module{Metadata: m.Metadata, Spec: m.Spec}
 	if m.Status != nil {
@@ -31,7 +31,7 @@ func (m *ClusterModule) Module() Module {
 	return out
 }
 
-// ClusterModuleStatus has numbers of KerbNodes, and nothing that grows with them.
+// ClusterModuleStatus has counts of KerbNodes; its size does not grow with their number.
 type ClusterModuleStatus struct {
 	Generation int64 `json:"observedGeneration" doc:"metadata.generation that was counted"`
 	Desired    int   `json:"desired" doc:"Nodes that are to run package and config of the spec"`
@@ -45,7 +45,7 @@ type ClusterModuleStatus struct {
 	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem, and in a rollout all nodes that are to run the spec do. RolledOut: all nodes that answer run it, in a rollout by kerb-kube-controller"`
 }
 
-// NamespacedModule is a Module of a namespace, and what kerb-kube-controller says of it. Nodes read no status.
+// NamespacedModule is a Module of a namespace with the status that kerb-kube-controller writes. Nodes do not read it.
 type NamespacedModule struct {
 	v1.TypeMeta
 	Metadata ObjectMeta              `json:"metadata"`
@@ -53,7 +53,8 @@ type NamespacedModule struct {
 	Status   *NamespacedModuleStatus `json:"status,omitempty" doc:"Aggregated by kerb-kube-controller from the KerbNodes"`
 }
 
-// NamespacedModuleStatus has no number of all nodes: a node that is new changes the status of no Module.
+// NamespacedModuleStatus does not contain the number of all nodes, so that a new node does not change the status of
+// every Module.
 type NamespacedModuleStatus struct {
 	Generation int64       `json:"observedGeneration" doc:"metadata.generation that was counted"`
 	Failed     int         `json:"failed" doc:"Nodes that report a problem with the module"`
@@ -61,7 +62,7 @@ type NamespacedModuleStatus struct {
 	Conditions []Condition `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem"`
 }
 
-// Problem is what nodes report of a ClusterModule in the same words.
+// Problem is a message about a ClusterModule that one or more nodes report.
 type Problem struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Nodes   int    `json:"nodes" doc:"How many report it"`
@@ -72,17 +73,17 @@ type Problem struct {
 // maxProblems is how many different ones a status has.
 const maxProblems = 10
 
-// Begun reports whether the node says that it has begun with a new version. It runs it if it reports no problem.
+// Begun reports whether the node has started to switch to a new version. It runs this version if it reports no problem.
 func (n KerbNode) Begun(module, version string) bool {
 	return n.Status != nil && slices.Contains(n.Status.Updated, NodeVersion{module, version})
 }
 
-// Could reports whether the node says that it could run a new version, or has begun with it.
+// Could reports whether the node can run a new version, or has started to switch to it.
 func (n KerbNode) Could(module, version string) bool {
 	return n.Begun(module, version) || n.Status != nil && slices.Contains(n.Status.Checked, NodeVersion{module, version})
 }
 
-// Problem returns what the node reports of a ClusterModule, or nil.
+// Problem returns the node's report about a ClusterModule, or nil.
 func (n KerbNode) Problem(module string) *ModuleReport {
 	if n.Status != nil {
 		for _, r := range n.Status.Modules {
@@ -94,7 +95,7 @@ func (n KerbNode) Problem(module string) *ModuleReport {
 	return nil
 }
 
-// Count counts what nodes say of a ClusterModule.
+// Count counts the reports of nodes about a ClusterModule.
 func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 	name, version := m.Metadata.Name, m.Version()
 	out, division := ClusterModuleStatus{Generation: m.Metadata.Generation}, m.Division()
@@ -133,7 +134,7 @@ func most(problems map[Problem][]string) (out []Problem) {
 	return out[:min(maxProblems, len(out))]
 }
 
-// String says what is wrong on how many nodes.
+// String returns the message with the number of nodes.
 func (p Problem) String() string {
 	if p.Nodes == 1 {
 		return p.Node + ": " + p.Message

@@ -7,7 +7,7 @@ import "slices"
 // NodesPath is the collection of Nodes in an API server.
 const NodesPath = "/api/v1/nodes"
 
-// Node is what is used of a Node of the cluster.
+// Node has the used fields of a Node of the cluster.
 type Node struct {
 	Metadata ObjectMeta `json:"metadata"`
 	Status   struct {
@@ -28,12 +28,12 @@ func (n *Node) Meta() *ObjectMeta { return &n.Metadata }
 // its Lease, within a minute.
 var ready = NodeCondition{"Ready", "True"}
 
-// Lost reports whether the Node is not Ready: what it has said of rollouts may no longer be so.
+// Lost reports whether the Node is not Ready, so that its reports about rollouts may be outdated.
 func (n *Node) Lost() bool { return !slices.Contains(n.Status.Conditions, ready) }
 
-// Silence returns the nodes as if those that are lost had not said that they run new versions, or could run them. What
-// they have said of problems remains. A KerbNode has no heartbeat: it stays as it is when its node is lost. Names of
-// which there is no Node are of no lost one.
+// Silence returns the nodes without the reports of lost nodes that they run, or can run, new versions. Their reports of
+// problems remain. A KerbNode has no heartbeat and does not change when its node is lost. A KerbNode without a Node
+// does not count as lost.
 func Silence(nodes []KerbNode, lost map[string]bool) []KerbNode {
 	out := slices.Clone(nodes)
 	for i, n := range out {

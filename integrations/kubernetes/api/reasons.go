@@ -2,14 +2,14 @@
 
 package api
 
-// Reasons of what nodes report of modules. kerb-kube-controller writes Events with these alone: a node that was taken
-// over may report any other one.
+// Reasons in reports of nodes about modules. kerb-kube-controller writes Events only with these, since a compromised
+// node may report any text.
 const (
 	RolledBack  = "RolledBack"  // the node has gone back from the new version of a rollout
 	CheckFailed = "CheckFailed" // the node could not run it, and has not begun
 
 	PackageUnavailable = "PackageUnavailable" // the node has not got the package yet
-	PackageRefused     = "PackageRefused"     // there is none, or the node does not accept it
+	PackageRefused     = "PackageRefused"     // it does not exist, or the node rejects it
 	TooManyPackages    = "TooManyPackages"
 	TrustUnknown       = "TrustUnknown" // the cluster may not permit the package
 	NotPermitted       = "NotPermitted"
@@ -33,10 +33,10 @@ const (
 	OwnCgroupsOnly = "OwnCgroupsOnly" // of their condition Placed
 )
 
-// NodeReasons are all of them.
+// NodeReasons lists all of them.
 var NodeReasons = []string{RolledBack, CheckFailed, PackageUnavailable, PackageRefused, TooManyPackages, TrustUnknown,
 	NotPermitted, NotPulled, NotAllowed, Undecodable, TooLarge, Invalid, TooMany, NoRoom, Refused, AgentError, Starting,
 	ModuleFailed, NotReconciled, OwnCgroupsOnly}
 
-// OfNew reports whether a reason is one of reports about new versions: others may be about the version before.
+// OfNew reports whether a reason refers to a new version. Other reasons may refer to the previous one.
 func OfNew(reason string) bool { return reason == RolledBack || reason == CheckFailed }

@@ -30,15 +30,15 @@ const (
 	LabelRevision  = "kerb.dev/revision" // a number; a spec that comes back gets the highest
 )
 
-// ModuleRevision is a spec that a ClusterModule has had. It does not change, and goes with the ClusterModule. Nodes do
-// not read it: both versions of a rollout are in the ClusterModule.
+// ModuleRevision is an earlier or the current spec of a ClusterModule. It is immutable, and deleted with the
+// ClusterModule. Nodes do not read it: the ClusterModule contains both versions of a rollout.
 type ModuleRevision struct {
 	v1.TypeMeta
 	Metadata ObjectMeta         `json:"metadata"`
 	Spec     ModuleRevisionSpec `json:"spec" doc:"A spec that a ClusterModule has had, written by kerb-kube-controller"`
 }
 
-// ModuleRevisionSpec has the spec as text: an API server compares no fields whose schema it does not know.
+// ModuleRevisionSpec has the spec as text, since an API server does not compare fields without a schema.
 type ModuleRevisionSpec struct {
 	Module string `json:"module" minLength:"1" maxLength:"63" doc:"Name of the ClusterModule"`
 	Data   string `json:"data" minLength:"2" maxLength:"262144" doc:"Its spec as JSON, without rollout"`
@@ -47,8 +47,7 @@ type ModuleRevisionSpec struct {
 // Meta returns the metadata.
 func (r *ModuleRevision) Meta() *ObjectMeta { return &r.Metadata }
 
-// RawSpec is the spec of a ClusterModule as the API server has it: with fields that this program does not know, and
-// numbers as they are written.
+// RawSpec is the spec of a ClusterModule as in the API server, with unknown fields and unconverted numbers.
 type RawSpec map[string]json.RawMessage
 
 // Revision returns the name and the data of the revision of the spec of a ClusterModule.
@@ -60,7 +59,7 @@ func (s RawSpec) Revision(module string) (name, data string) {
 	return module + "-" + hex.EncodeToString(sum[:5]), string(text)
 }
 
-// Previous returns the spec of the nodes that do not run the new version of a rollout; nil without one.
+// Previous returns the spec of the nodes that do not run the new version of a rollout, or nil without a rollout.
 func (s RawSpec) Previous() RawSpec {
 	var rollout struct {
 		Previous RawSpec `json:"previous"`
@@ -75,7 +74,7 @@ func (s RawSpec) Previous() RawSpec {
 	return out
 }
 
-// RevisionNumber returns the number of a revision; 0 if it has none.
+// RevisionNumber returns the number of a revision, or 0.
 func RevisionNumber(m ObjectMeta) int {
 	n, _ := strconv.Atoi(m.Labels[LabelRevision])
 	return n

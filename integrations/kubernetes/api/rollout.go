@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Rollout divides the nodes between two versions of a ClusterModule. Every node computes its side itself, so one write
-// moves a whole wave, and nothing in the object grows with the nodes.
+// Rollout divides the nodes between two versions of a ClusterModule. Each node computes which version it runs, so that
+// one write starts a whole wave, and the object does not grow with the number of nodes.
 type Rollout struct {
 	Percent         *int     `json:"percent,omitempty" doc:"Percentage of nodes that run package and config of the spec, by hand: a larger one only adds nodes. Absent: kerb-kube-controller raises it in waves"`
 	Waves           []int    `json:"waves,omitempty" minItems:"1" maxItems:"20" doc:"Percentages of nodes that kerb-kube-controller gives the new version, one wave after the other; default 5, 25, 50, 100"`
@@ -35,18 +35,18 @@ const (
 	defaultDeadline = 300
 )
 
-// MaxCanaries is how many canaries a rollout has at most.
+// MaxCanaries is the maximum number of canaries of a rollout.
 const MaxCanaries = 50
 
 var defaultWaves = []int{5, 25, 50, 100}
 
-// ByHand reports whether kerb-kube-controller leaves the percentage alone.
+// ByHand reports whether the user sets the percentage, and not kerb-kube-controller.
 func (r *Rollout) ByHand() bool { return r.Percent != nil }
 
-// Soak is how long a wave has to run without a problem.
+// Soak returns how long a wave must run without a problem.
 func (r *Rollout) Soak() time.Duration { return seconds(r.SoakSeconds, defaultSoak) }
 
-// Deadline is how long a wave waits for nodes that do not answer.
+// Deadline returns how long a wave waits for nodes that do not report.
 func (r *Rollout) Deadline() time.Duration { return seconds(r.DeadlineSeconds, defaultDeadline) }
 
 func seconds(n *int, otherwise int) time.Duration {
@@ -56,7 +56,7 @@ func seconds(n *int, otherwise int) time.Duration {
 	return time.Duration(otherwise) * time.Second
 }
 
-// Steps are the percentages of the waves.
+// Steps returns the percentages of the waves.
 func (r *Rollout) Steps() []int {
 	if len(r.Waves) > 0 {
 		return r.Waves
@@ -64,8 +64,8 @@ func (r *Rollout) Steps() []int {
 	return defaultWaves
 }
 
-// RolloutStatus is how far kerb-kube-controller has rolled out one version. For any other version it does not count:
-// a change of package or config begins again.
+// RolloutStatus is the progress of the rollout of one version. It does not apply to other versions: a change of package
+// or config restarts the rollout.
 type RolloutStatus struct {
 	Version  string    `json:"version" doc:"Hash of the package and config that it is about"`
 	Percent  int       `json:"percent" doc:"Percentage of nodes that run the version"`
@@ -75,23 +75,23 @@ type RolloutStatus struct {
 	Accepted int       `json:"accepted,omitempty" doc:"Nodes without the version that kubectl kerb rollout resume has accepted"`
 }
 
-// Begun reports whether nodes are to run the version: before, they check it.
+// Begun reports whether some nodes should run the version. Before, nodes only check it.
 func (r RolloutStatus) Begun() bool { return r.Percent > 0 || len(r.Canaries) > 0 }
 
-// Halt is why a rollout has halted.
+// Halt is the reason why a rollout has halted.
 type Halt struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Message string `json:"message" maxLength:"1024" doc:"Messages of nodes, and what to do"`
 }
 
-// Previous is the part of a ClusterModule that nodes outside of the rollout keep.
+// Previous is the part of a ClusterModule for nodes that do not run the new version.
 type Previous struct {
 	Package Package        `json:"package" doc:"The package to deploy"`
 	Config  map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 }
 
-// Progress returns how far kerb-kube-controller has rolled out the version of the spec; nil if it has not begun, or
-// leaves it to the user.
+// Progress returns the progress of the rollout of the spec's version, or nil if it has not started, or is controlled by
+// the user.
 func (m Module) Progress() *RolloutStatus {
 	if r := m.Spec.Rollout; r == nil || r.ByHand() || m.Status == nil || m.Status.Rollout == nil ||
 		m.Status.Rollout.Version != m.Version() {
@@ -100,7 +100,7 @@ func (m Module) Progress() *RolloutStatus {
 	return m.Status.Rollout
 }
 
-// Holds reports whether no node begins with the new version.
+// Holds reports whether no node may switch to the new version.
 func (m Module) Holds() bool {
 	if m.Spec.Rollout.Paused {
 		return true
@@ -109,14 +109,14 @@ func (m Module) Holds() bool {
 	return p != nil && p.Halted != nil
 }
 
-// Division says which nodes a rollout gives the new version of a ClusterModule.
+// Division determines which nodes run the new version of a ClusterModule.
 type Division struct {
 	Percent int
 	Nodes   []string // at any percentage
 	module  string
 }
 
-// Division returns the division of a ClusterModule; without a rollout, no node has a new version.
+// Division returns the division of a ClusterModule. Without a rollout, no node has a new version.
 func (m Module) Division() Division {
 	r, d := m.Spec.Rollout, Division{module: m.Metadata.Name}
 	if r == nil || m.Metadata.Namespace != "" {
@@ -135,7 +135,7 @@ func (d Division) Has(node string) bool {
 	return slices.Contains(d.Nodes, node) || cohort(d.module, node) < d.Percent
 }
 
-// Compare is negative if waves reach node a before b.
+// Compare returns a negative number if waves reach node a before b.
 func (d Division) Compare(a, b string) int {
 	return cmp.Or(cohort(d.module, a)-cohort(d.module, b), strings.Compare(a, b))
 }
@@ -150,10 +150,10 @@ func (d Division) Of(nodes []KerbNode) (out []KerbNode) {
 	return out
 }
 
-// Updated reports whether a rollout gives a node the new version of a ClusterModule.
+// Updated reports whether a node should run the new version of a ClusterModule.
 func (m Module) Updated(node string) bool { return m.Division().Has(node) }
 
-// Side returns one version of a ClusterModule: the new one if updated, or that of the other nodes.
+// Side returns the ClusterModule with the new version if updated, and otherwise with the previous one.
 func (m Module) Side(updated bool) Module {
 	r := m.Spec.Rollout
 	if r == nil || m.Metadata.Namespace != "" {

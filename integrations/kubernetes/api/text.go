@@ -7,8 +7,8 @@ import (
 	"unicode"
 )
 
-// Printable returns a text that a node has reported with spaces in place of control characters: a node that was taken
-// over could otherwise write to the terminal of its reader.
+// Printable replaces control characters by spaces in a text reported by a node, since a compromised node could
+// otherwise control the terminal of the reader.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -12,19 +12,19 @@ import (
 // PackageTrusts is the plural name, as in paths of the API server.
 const PackageTrusts = "packagetrusts"
 
-// PackageTrust permits packages of registries to the modules of a cluster. Without one, the keys of each node alone
-// decide. With some, a package needs one that permits it, and a key of the node as before: a cluster that was taken
-// over has no node run what the node does not trust.
+// PackageTrust permits modules of a cluster to use packages of registries. Without any PackageTrust, only the keys of
+// each node decide. Otherwise a package needs a PackageTrust that permits it and, as before, a key of the node: a
+// compromised cluster cannot make a node run a package that the node does not trust.
 type PackageTrust struct {
 	v1.TypeMeta
 	Metadata ObjectMeta       `json:"metadata"`
 	Spec     PackageTrustSpec `json:"spec" doc:"Packages that modules of the cluster may name"`
 
-	// Undecodable is the error of an object that this program cannot decode. It permits nothing.
+	// Undecodable is the error if this program cannot decode the object, which then permits nothing.
 	Undecodable string `json:"undecodable,omitempty"`
 }
 
-// PackageTrustSpec names repositories and keys.
+// PackageTrustSpec lists repositories and keys.
 type PackageTrustSpec struct {
 	Repositories []string `json:"repositories" minItems:"1" maxItems:"64" doc:"REGISTRY/REPOSITORY, or with a slash at the end REGISTRY/ or REGISTRY/PATH/ and all repositories below it"`
 	Keys         []string `json:"keys,omitempty" minItems:"1" maxItems:"16" doc:"Fingerprints of public keys (kerb package keygen prints them), one of which must have signed the package; nodes have the keys themselves. Absent: any key of the node"`
@@ -33,7 +33,7 @@ type PackageTrustSpec struct {
 // Meta returns the metadata.
 func (t *PackageTrust) Meta() *ObjectMeta { return &t.Metadata }
 
-// Keep implements watch.Keeper: without an object that cannot be decoded, everything might be permitted.
+// Keep implements watch.Keeper: if undecodable objects were dropped, everything might be permitted.
 func (t *PackageTrust) Keep(err error) { t.Undecodable = err.Error() }
 
 // Permits reports whether a package may come from its repository. The image is REPOSITORY@DIGEST.

@@ -18,7 +18,7 @@ import (
 // with net/http, would double the size of a program that runs for each pod.
 type agent struct{ socket string }
 
-// Statuses of HTTP that decide what the plugin does.
+// HTTP statuses that determine the plugin's behaviour.
 const (
 	statusOK                 = 200
 	statusMultipleChoices    = 300
@@ -31,7 +31,7 @@ const (
 // maxAnswer is more than the services of a node are long.
 const maxAnswer = 64 << 20
 
-// unreachable is the error of a request that the agent has not answered: it may have done what it asks for, or not.
+// unreachable is the error of a request without a response: the agent may have executed it or not.
 type unreachable struct {
 	socket string
 	cause  error
@@ -131,7 +131,7 @@ func receive(from io.Reader) (status int, body []byte, err error) {
 	return status, body, err
 }
 
-// detail is what a problem (RFC 9457) says, or all that the agent said.
+// detail returns the detail of a problem (RFC 9457), or the whole response.
 func detail(status int, body []byte) string {
 	var problem struct{ Detail string }
 	if json.Unmarshal(body, &problem) == nil && problem.Detail != "" {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cni is kerb-cni: the last plugin in the chain of a CNI network. It makes a pod a Service of the agent before
-// the container runtime starts the pod's first process, and succeeds only when chains on the pod's interface drop its
-// packets until its labels are known (package names).
+// Package cni implements kerb-cni, the last plugin in the chain of a CNI network. It registers a pod as a Service with
+// the agent before the container runtime starts the pod's first process, and succeeds only when chains on the pod's
+// interface drop its packets until its labels are known (package names).
 //
-// It talks to the agent's socket only: to no API server, and without a token, so that pods start while the API server
-// is away. Without an agent pods do not start: ADD fails, and the kubelet retries.
+// It connects only to the agent's socket, and not to the API server, so that pods start without the API server. Without
+// an agent, pods do not start: ADD fails, and the kubelet retries.
 package cni
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Name is the type of the plugin in configurations of networks, and its program.
+// Name is the type of the plugin in network configurations, and the name of its program.
 const Name = "kerb-cni"
 
 // How long commands may take: runtimes wait for minutes, and in ADD and STATUS the agent may restart meanwhile. A
@@ -86,7 +86,7 @@ func add(args *skel.CmdArgs) error {
 	return nil
 }
 
-// check fails unless the pod's interface still has the chains that ADD has attached, or those of the pod's labels.
+// check fails unless the pod's interface has the chains that ADD attached, or those for the pod's labels.
 func check(args *skel.CmdArgs) error {
 	conf, err := parseConf(args.StdinData)
 	if err != nil {
@@ -105,8 +105,8 @@ func check(args *skel.CmdArgs) error {
 	return cniError(err)
 }
 
-// del removes the service of the pod. It succeeds whatever the agent answers: a pod must not remain because of Kerb,
-// and kerb-kube-node and GC delete services whose pods are gone.
+// del removes the service of the pod. It ignores errors of the agent, since Kerb must not keep pods from being deleted;
+// kerb-kube-node and GC delete services of deleted pods.
 func del(args *skel.CmdArgs) error {
 	conf, err := parseConf(args.StdinData)
 	if err != nil {

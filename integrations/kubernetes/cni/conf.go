@@ -14,10 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// DefaultSocket is where the agent listens unless the configuration says otherwise.
+// DefaultSocket is the default path of the agent's socket.
 const DefaultSocket = "/run/kerb/kerb.sock"
 
-// conf is the configuration that the runtime passes on standard input. The result of the plugins before stays as it is.
+// conf is the configuration that the runtime passes on standard input. The result of previous plugins is returned
+// unchanged.
 type conf struct {
 	Name       string               `json:"name"`
 	Socket     string               `json:"socket"`

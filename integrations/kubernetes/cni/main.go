@@ -26,8 +26,8 @@ uninstall removes 00-kerb.conflist, and the program if --bin is given.
 
 `
 
-// Main executes a command of the operator, or without arguments the command of CNI in the environment. It returns the
-// exit status.
+// Main executes a command of the operator, or without arguments the CNI command in the environment. It returns the exit
+// status.
 func Main(args []string) int {
 	if len(args) == 0 {
 		return run()

@@ -19,8 +19,8 @@ import (
 // retryAfter is how long the plugin waits while the agent is away or not ready.
 const retryAfter = 50 * time.Millisecond
 
-// protect returns when chains on the pod's interface drop its packets, or when those of its labels are attached. It
-// retries while the agent restarts.
+// protect returns when chains on the pod's interface drop its packets, or when the chains for its labels are attached.
+// It retries while the agent restarts.
 func (p attachment) protect(ctx context.Context) error {
 	return cniError(retry(ctx, func() error {
 		s, err := p.apply(ctx)
@@ -31,8 +31,8 @@ func (p attachment) protect(ctx context.Context) error {
 	}))
 }
 
-// retry calls f until it succeeds, fails with an error that lasts, or the context ends. It returns what the agent
-// answered last, and not that time ran out in the attempt after.
+// retry calls f until it succeeds, fails permanently, or the context ends. It then returns the last error from the
+// agent, not the timeout of the attempt after it.
 func retry(ctx context.Context, f func() error) error {
 	var last error
 	for {
@@ -52,8 +52,8 @@ func retry(ctx context.Context, f func() error) error {
 	}
 }
 
-// apply makes the pod a service. A service of the same sandbox stays as it is: kerb-kube-node may have replaced its
-// labels since. One of an earlier sandbox of the pod is replaced. It returns the service as it is then.
+// apply registers the pod as a service, and returns the service. It does not change a service of the same sandbox,
+// whose labels kerb-kube-node may have replaced. It replaces one of an earlier sandbox of the pod.
 func (p attachment) apply(ctx context.Context) (v1.Service, error) {
 	s, err := p.put(ctx, "If-None-Match: *")
 	if !isStatus(err, statusPreconditionFailed) {
@@ -65,8 +65,8 @@ func (p attachment) apply(ctx context.Context) (v1.Service, error) {
 	return p.put(ctx, "If-Match: "+tag(s))
 }
 
-// put returns the service that the agent answers with. An older agent answers with what has changed, and any if another
-// client has changed the service since.
+// put returns the service in the agent's response. An older agent returns the changes instead, as does any agent if
+// another client has changed the service in the meantime.
 func (p attachment) put(ctx context.Context, condition string) (answer v1.Service, err error) {
 	service := v1.Service{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
@@ -85,8 +85,8 @@ func (p attachment) path() string { return servicePath(p.pod.Service()) }
 
 func servicePath(name string) string { return "/v1/services/" + name + "?owner=" + names.OwnerPods }
 
-// service returns the service without the other programs on its hooks, which nothing here needs: to list them, the
-// kernel takes a lock for which all pods that start or end wait.
+// service returns the service without the foreign programs on its hooks: to list them, the kernel takes a lock for
+// which all starting and ending pods wait.
 func (p attachment) service(ctx context.Context) (s v1.Service, err error) {
 	return s, p.agent.call(ctx, request{method: "GET", path: "/v1/services/" + p.pod.Service(),
 		header: "Prefer: return=minimal"}, &s)
@@ -129,8 +129,8 @@ func (p attachment) verify(ctx context.Context, s v1.Service) error {
 	return nil
 }
 
-// sameChains fails unless an interface has the modules of the other interfaces of a pod whose labels are known: the
-// agent may know one that has just come, and not have attached its chains yet.
+// sameChains fails unless an interface has the same modules as the other interfaces of a pod with known labels: the
+// agent may already know a new interface, but not have attached its chains yet.
 func sameChains(s v1.Service, link *v1.ServiceLink) error {
 	for _, other := range s.Status.Links {
 		if other.Moved {
@@ -158,7 +158,7 @@ func (p attachment) link(s v1.Service) *v1.ServiceLink {
 	return &s.Status.Links[at]
 }
 
-// noChain says why an interface lacks the chain that drops everything.
+// noChain returns why an interface lacks the chain that drops everything.
 func (p attachment) noChain(ctx context.Context, link, hook string) error {
 	if err := p.agent.pending(ctx); err != nil {
 		return err
@@ -172,7 +172,7 @@ type notReady struct{ text string }
 
 func (e *notReady) Error() string { return e.text }
 
-// pending fails unless the module is there that drops the packets of pods whose labels are not known.
+// pending fails unless the module exists that drops the packets of pods with unknown labels.
 func (a agent) pending(ctx context.Context) error {
 	var m v1.Module
 	err := a.call(ctx, request{method: "GET", path: "/v1/modules/" + names.Pending}, &m)

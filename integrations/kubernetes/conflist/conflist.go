@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conflist puts kerb-cni behind the plugins of a node's CNI network, and keeps it there.
+// Package conflist appends kerb-cni to the plugins of a node's CNI network, and keeps it there.
 //
-// Runtimes use the configuration that sorts first. The package writes a file of its own that does: the network of the
-// primary (flannel, bridge, ...) with kerb-cni at the end. The primary's file stays as it is, so that what installs it
-// may write it at any time, and removing Kerb's file restores the network.
+// Runtimes use the configuration that sorts first. The package writes such a file: the network of the primary plugin
+// (flannel, bridge, ...) with kerb-cni at the end. It does not change the primary's file, so that its installer may
+// rewrite it at any time, and removing Kerb's file restores the network.
 //
-// The file stays while the primary's is missing, as in the moment in which an installer replaces it: without it, the
-// pods of that moment would start without Kerb.
+// The file remains while the primary's is missing, for example while an installer replaces it: otherwise pods would
+// start without Kerb during this time.
 package conflist
 
 import (
@@ -29,10 +29,10 @@ import (
 // File is the name of Kerb's configuration.
 const File = "00-kerb.conflist"
 
-// Network is the CNI network of a node.
+// Network describes the CNI network of a node.
 type Network struct {
 	Dir    string // of configurations
-	Bin    string // of programs; empty leaves them alone
+	Bin    string // directory of plugins; if empty, none is installed
 	Plugin string // the type of the plugin, and the name of its program
 	Socket string // of the agent
 }
@@ -45,12 +45,12 @@ type entry struct {
 	Digest  string `json:"primaryDigest"`
 }
 
-// ErrNoPrimary is returned by Install when the node has no network that Kerb's could be made of.
+// ErrNoPrimary is returned by Install if the node has no CNI network that could be extended.
 var ErrNoPrimary = errors.New("no configuration of a network is there: install flannel or another CNI network; " +
 	"until then, the runtime reports NetworkNotReady")
 
-// Install copies the program and writes the configuration, unless both are as they should be. It returns ErrBusy while
-// another process watches.
+// Install copies the program and writes the configuration unless both are up to date. It returns ErrBusy while another
+// process runs Watch.
 func (n Network) Install() error {
 	lock, err := n.lock()
 	if err != nil {
@@ -70,7 +70,7 @@ func (n Network) install() error {
 	return nil
 }
 
-// Uninstall removes the configuration first: until then, the runtime needs the program.
+// Uninstall removes the configuration, and then the program, which the runtime needs until then.
 func (n Network) Uninstall() error {
 	lock, err := n.lock()
 	if err != nil {
@@ -146,8 +146,8 @@ func restrict(path string, perm fs.FileMode) error {
 	return os.Chmod(path, info.Mode().Perm()&perm)
 }
 
-// primary returns the network that the runtime would use without Kerb: of the files that sort first, the first that is
-// valid. While the one that was it before is incomplete, no other takes its place.
+// primary returns the network that the runtime would use without Kerb: the first valid file in sort order. While the
+// previous primary is incomplete, no other file replaces it.
 func (n Network) primary(before string) (*list, error) {
 	names, err := n.files()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 const lockName = ".kerb-cni.lock"
 
 // ErrBusy is wrapped by the error of an installation while another installer runs: two of different versions would
-// replace each other's files without end.
+// replace each other's files endlessly.
 var ErrBusy = errors.New("another kerb-cni install is running")
 
 // lock takes the lock of the directory until the file is closed. The holder may remove the file before.

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// changes are the events after which a file is complete or gone. Creation is none: the content follows.
+// changes are the events after which a file is complete or deleted. They exclude creation, which precedes the content.
 const changes = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
 
 // lockRetry is how often a second installer tries: the first one, of an earlier version, is about to end.
 const lockRetry = time.Second
 
-// Watch installs, and does so again whenever a file of the directories changes, until the context ends. Kerb's
-// configuration then stays: only Uninstall removes it. Errors of single installations are reported. While another
-// process watches it waits.
+// Watch installs, and repeats the installation whenever a file in the directories changes, until the context ends. It
+// does not remove Kerb's configuration, which only Uninstall does. It passes errors of installations to report, and
+// waits while another process runs Watch.
 func (n Network) Watch(ctx context.Context, report func(error)) error {
 	lock, err := n.await(ctx, report)
 	if lock == nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// Reasons of the condition Ready, besides NodesFailed.
+// Reasons of the condition Ready, in addition to NodesFailed.
 const (
 	conditionReady    = "Ready"
 	reasonNoProblem   = "NoProblem"
@@ -18,8 +18,8 @@ const (
 	reasonFull        = "ReportsFull"
 )
 
-// clusterReady returns the condition Ready of a ClusterModule with the numbers of a status. But for rollouts, nodes do
-// not write that they have applied a change: one that reports no problem counts as ready.
+// clusterReady returns the condition Ready of a ClusterModule for the counts of a status. Except in rollouts, nodes do
+// not report that they have applied a change: nodes without a problem count as ready.
 func clusterReady(m api.ClusterModule, is api.ClusterModuleStatus, nodes []api.KerbNode) api.Condition {
 	c := api.Condition{Type: conditionReady, Status: "True", Reason: reasonNoProblem,
 		Message: fmt.Sprintf("none of %d nodes reports a problem", len(nodes))}
@@ -44,7 +44,7 @@ func clusterReady(m api.ClusterModule, is api.ClusterModuleStatus, nodes []api.K
 	return c
 }
 
-// fullReport returns the first node whose list of modules has no room for another one; empty if there is none.
+// fullReport returns the first node whose list of modules is full, or "".
 func fullReport(nodes []api.KerbNode) (first string) {
 	for _, n := range nodes {
 		if name := n.Metadata.Name; n.Status != nil && len(n.Status.Modules) >= api.MaxReports &&

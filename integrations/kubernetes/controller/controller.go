@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller counts what the nodes of a cluster say of its ClusterModules, writes the numbers into their
-// status, and rolls new versions out in waves. What nodes run does not need it.
+// Package controller implements kerb-kube-controller. It counts the reports of nodes about ClusterModules, writes the
+// counts to their status, and rolls out new versions in waves. Nodes keep running their modules without it.
 package controller
 
 import (
@@ -29,7 +29,7 @@ import (
 
 const (
 	basePath = "/apis/" + api.Group + "/" + api.Version + "/"
-	// writeEvery is the time between two comparisons: the status of a ClusterModule goes to all nodes that watch it.
+	// writeEvery is the time between two comparisons, since each write of a ClusterModule's status is sent to all nodes.
 	writeEvery = 2 * time.Second
 	// mostWriting is how long statuses may take to write, and revisions, before the Lease is renewed. The rest is due
 	// again.
@@ -38,7 +38,7 @@ const (
 	releaseTime = 2 * time.Second
 )
 
-// Run works until the context ends. Of several processes one writes.
+// Run runs the controller until the context ends. If there are several processes, only the leader writes.
 func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger) error {
 	client, err := watch.Load(kubeconfig)
 	if err != nil {
@@ -86,8 +86,9 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 	return nil
 }
 
-// turn writes what is due, and its Events, if this process leads. Events that wait are dropped once another process has
-// led: it has written later ones. While no process can lead they are kept, as their statuses are written already.
+// turn writes statuses that are due, and their Events, if this process is the leader. It drops queued Events after
+// another process has led, which has written later ones. It keeps them while there is no leader, as their statuses have
+// been written already.
 func (s *state) turn(ctx context.Context, client *watch.Client, e *elector, recorder recorders, log *slog.Logger) {
 	leads := e.leads()
 	s.lead(leads)
@@ -151,7 +152,7 @@ func usedFields(n api.KerbNode) api.KerbNode {
 	return out
 }
 
-// readiness is what is used of a Node: the kubelet writes the others every five minutes.
+// readiness returns the used conditions of a Node: the kubelet updates the others every five minutes.
 func readiness(n api.Node) api.Node {
 	out := api.Node{Metadata: api.ObjectMeta{Name: n.Metadata.Name}}
 	for _, c := range n.Status.Conditions {
@@ -162,7 +163,7 @@ func readiness(n api.Node) api.Node {
 	return out
 }
 
-// state is what the API server has said last.
+// state is the last known state of the API server.
 type state struct {
 	mu      sync.Mutex
 	modules map[string]api.ClusterModule
@@ -194,7 +195,7 @@ func newState() *state {
 // synced reports whether the lists of some resources have come.
 func (s *state) synced(bits int) bool { return s.lists&bits == bits }
 
-// identity is what is used of the metadata of an object with a status.
+// identity returns the used metadata of an object with a status.
 func identity(m api.ObjectMeta) api.ObjectMeta {
 	return api.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Generation: m.Generation,
 		ResourceVersion: m.ResourceVersion}
@@ -234,7 +235,7 @@ func handler[T any, P watch.Object[T]](s *state, bit int, all map[string]T, keep
 	}
 }
 
-// forget clears what was seen of rollouts: another process may have led since.
+// forget clears the state of rollouts, since another process may have led in the meantime.
 func (s *state) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,8 +277,8 @@ func (s *state) due(now time.Time) map[string]change {
 	return out
 }
 
-// statusOf returns the status that a ClusterModule should have. Waves consider only the nodes that answer. Numbers of
-// the status are those of all: it is not written to all nodes whenever one is lost.
+// statusOf returns the desired status of a ClusterModule. Waves consider only nodes that are not lost. The counts
+// include all nodes, so that the status does not change whenever a node is lost.
 func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, now time.Time) api.ClusterModuleStatus {
 	name, of := m.Metadata.Name, m.Module()
 	var before []api.Condition
@@ -299,7 +300,7 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 		}
 	}
 	if p := of.Progress(); p != nil && p.Percent == 100 && s.waves[name].complete == p.Version {
-		answering = nodes // nothing depends on them any more
+		answering = nodes // no longer used
 	}
 	rollout, c := advance(of, answering, s.waves[name], now)
 	of.Status = &api.ModuleStatus{Rollout: rollout}
@@ -309,7 +310,7 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 	return is
 }
 
-// write writes what is due, and records what has happened with that. What fails is due again.
+// write writes the statuses that are due, and records Events. Failed writes are due again.
 func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder recorders,
 	log *slog.Logger) {
 	for name, due := range s.due(time.Now()) {

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 )
 
-// eventLimits are those of each recorder of the one process that writes Events of ClusterModules.
+// eventLimits are the limits of each recorder of Events about ClusterModules.
 var eventLimits = events.Limits{Burst: 30, Every: 10 * time.Second, Same: time.Minute, Retry: time.Second,
 	Old: 15 * time.Minute}
 
@@ -32,12 +32,12 @@ const (
 	rolloutCompleted = "RolloutCompleted"
 )
 
-// nodeProblem is the reason of Events about problems whose reason is none of api.NodeReasons: a
-// node that was taken over must not write Events about a rollout.
+// nodeProblem is the reason of Events about problems with a reason outside of api.NodeReasons: a compromised node must
+// not be able to forge Events about a rollout.
 const nodeProblem = "NodeProblem"
 
-// recorders write Events about rollouts, and about problems that nodes report. Each has a queue and a rate of its own:
-// nodes cannot delay or displace what is known of a rollout.
+// recorders write Events about rollouts, and about problems that nodes report. They have separate queues and rates, so
+// that nodes cannot delay or displace Events about rollouts.
 type recorders struct{ rollouts, problems *events.Recorder }
 
 func (r recorders) record(c change) {
@@ -123,7 +123,7 @@ func problemReason(p api.Problem) string {
 	return nodeProblem
 }
 
-// happened returns the step that a rollout has made, and what is to be known of it; empty if it has made none.
+// happened returns reason and message for the last step of a rollout, empty if there was none.
 func happened(c change, before *api.ClusterModuleStatus) (reason, message string) {
 	was, is := before.Rollout, c.Status.Rollout
 	if is == nil {

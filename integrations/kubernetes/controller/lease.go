@@ -34,7 +34,7 @@ type lease struct {
 	} `json:"spec"`
 }
 
-// elector holds the Lease, or waits for it.
+// elector implements leader election with a Lease.
 type elector struct {
 	client   *watch.Client
 	identity string
@@ -47,7 +47,7 @@ type elector struct {
 // leads reports whether no other process can hold the Lease.
 func (e *elector) leads() bool { return time.Now().Before(e.until) }
 
-// while has do work for a while, and not longer than no other process can hold the Lease.
+// while calls do with a context that ends after most, and before another process can hold the Lease.
 func (e *elector) while(ctx context.Context, most time.Duration, do func(context.Context)) {
 	end := time.Now().Add(most)
 	if e.until.Before(end) {
@@ -58,7 +58,7 @@ func (e *elector) while(ctx context.Context, most time.Duration, do func(context
 	do(ctx)
 }
 
-// try takes or renews the Lease, unless another process holds it.
+// try acquires or renews the Lease, unless another process holds it.
 func (e *elector) try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewEvery)
 	defer cancel()
@@ -73,7 +73,7 @@ func (e *elector) try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.other = e.other || l.Spec.Holder != e.identity // one that gave it back has held it, too
+	e.other = e.other || l.Spec.Holder != e.identity // also after the other process has released it
 	if l.Spec.Holder != e.identity && l.Spec.Holder != noHolder {
 		if l.Metadata.ResourceVersion != e.version {
 			e.version, e.seen = l.Metadata.ResourceVersion, began
@@ -96,7 +96,7 @@ func (e *elector) took(err error, began time.Time) error {
 	return err
 }
 
-// release lets another process take the Lease at once.
+// release releases the Lease, so that another process can acquire it immediately.
 func (e *elector) release(ctx context.Context) {
 	var l lease
 	if e.client.Get(ctx, leasePath, &l) == nil && l.Spec.Holder == e.identity {

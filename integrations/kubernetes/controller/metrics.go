@@ -7,15 +7,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
-// lead notes whether this process holds the Lease.
+// lead records whether this process holds the Lease.
 func (s *state) lead(leads bool) {
 	s.mu.Lock()
 	s.leads = leads
 	s.mu.Unlock()
 }
 
-// collect adds the metrics of the program. Those of ClusterModules are the leader's alone: sums over all processes
-// count each once. None of them grows with the nodes.
+// collect adds the metrics of the program. Only the leader exports those of ClusterModules, so that sums over processes
+// count each once. The number of series does not grow with the nodes.
 func (s *state) collect(out *promtext.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

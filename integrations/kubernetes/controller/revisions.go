@@ -32,7 +32,7 @@ type revisions struct {
 
 	mu     sync.Mutex
 	all    map[string]api.Object // metadata by name; nil before they are listed
-	done   map[string]version    // of ClusterModules whose revision is there
+	done   map[string]version    // of ClusterModules whose revision exists
 	failed time.Time             // when a request failed last
 }
 
@@ -121,7 +121,8 @@ type rawModule struct {
 	Spec     api.RawSpec    `json:"spec"`
 }
 
-// revise gives the spec of a ClusterModule its revision, with the highest number: undo goes to the one before it.
+// revise creates the revision of a ClusterModule's spec, or gives an existing one the highest number: undo restores the
+// revision before it.
 func (r *revisions) revise(ctx context.Context, m rawModule) error {
 	module := m.Metadata.Name
 	name, data := m.Spec.Revision(module)
@@ -129,7 +130,7 @@ func (r *revisions) revise(ctx context.Context, m rawModule) error {
 	for _, o := range r.all {
 		switch of := o.Metadata; {
 		case of.Labels[api.LabelModule] != module:
-		case of.Labels[api.LabelModuleUID] != m.Metadata.UID: // of one that was deleted
+		case of.Labels[api.LabelModuleUID] != m.Metadata.UID: // of a deleted ClusterModule with the same name
 			if err := r.delete(ctx, of.Name); err != nil {
 				return err
 			}

@@ -31,7 +31,7 @@ const (
 	maxMessage = 1024
 )
 
-// tally is what the nodes that have the new version say of it.
+// tally counts the reports of nodes that should run the new version.
 type tally struct {
 	nodes, run, silent int
 	accepted           int // of those without the version that resume has accepted, those that have been given it
@@ -39,12 +39,12 @@ type tally struct {
 	quiet              []string // names of the silent ones
 }
 
-// said is what a node reports of a module.
+// said is the report of a node about a module.
 type said struct{ node, text string }
 
-// count asks the nodes of a division. A report about an earlier generation is no answer: the node has not compared the
-// present one yet; and neither is a problem of a node that has not begun: it is one of the version before, which this
-// one may mend. Nodes that are named and have no KerbNode are silent, too.
+// count counts the reports of the nodes of a division. It ignores reports about earlier generations, since the node has
+// not processed the current one yet, and problems of nodes that have not started to switch, since they concern the
+// previous version, which the new one may fix. Named nodes without a KerbNode count as silent.
 func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 	name, version, present := m.Metadata.Name, m.Version(), map[string]bool{}
 	if p := m.Progress(); p != nil {
@@ -88,9 +88,9 @@ func (t tally) sort() {
 	slices.Sort(t.quiet)
 }
 
-// wave is where the rollout of a module has been green since a time. It is in memory, and its times are those of this
-// process's clock: another process waits again. RolloutStatus.Since was written by another clock, of the process that
-// led before or of a user who resumed the rollout. It only distinguishes one state of the rollout from another.
+// wave is the state of a rollout in which no problem has been reported since a time. It is in memory, with times of
+// this process's clock: a new leader starts to wait again. RolloutStatus.Since comes from another clock, that of an
+// earlier leader or of a user who resumed the rollout, and only distinguishes states of the rollout.
 type wave struct {
 	version  string
 	complete string    // version that all nodes have run: the condition RolledOut was True
@@ -121,7 +121,7 @@ func (w *wave) write(now time.Time) time.Time {
 
 func sinceOf(now time.Time) time.Time { return now.UTC().Truncate(time.Second) }
 
-// advance returns the next state of a rollout, and what the condition says of it. nodes are all that there are.
+// advance returns the next state of a rollout, and its condition. nodes has all nodes.
 func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus, api.Condition) {
 	r, was := m.Spec.Rollout, m.Progress()
 	p := api.RolloutStatus{Version: m.Version(), Since: sinceOf(now)}
@@ -173,8 +173,8 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	return &p, condition("False", reasonWaves, t.text(p)+t.waits(m))
 }
 
-// preflight waits until all nodes have checked the version, and begins with the canaries. Nodes that do not answer are
-// offline.
+// preflight waits until all nodes have checked the version, and then starts the canaries. It treats nodes that do not
+// report as offline.
 func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus,
 	api.Condition) {
 	name, t := m.Metadata.Name, tally{nodes: len(nodes)}
@@ -192,7 +192,7 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, w *wave,
 	t.sort()
 	limit := max(m.Spec.Rollout.MaxFailed, p.Accepted)
 	if len(t.failed) == t.nodes {
-		limit = p.Accepted // without a node that could run it there is nothing to wait for
+		limit = p.Accepted // do not wait if no node can run it
 	}
 	if p.Halted == nil && len(t.failed) > limit {
 		p.Halted = t.halt(m, p, len(t.failed), api.CheckFailed)
@@ -211,12 +211,13 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, w *wave,
 	return &p, condition("False", reasonPreflight, text+t.waits(m))
 }
 
-// resumes says how a rollout that is paused continues.
+// resumes describes how a paused rollout continues.
 func resumes(m api.Module) string {
 	return "; kubectl kerb rollout resume " + m.Metadata.Name + " continues it"
 }
 
-// waits says until when a rollout waits for nodes that have not answered, and what names them; empty if all have.
+// waits describes until when a rollout waits for nodes that have not reported, and how to list them. It is empty if all
+// have.
 func (t tally) waits(m api.Module) string {
 	if t.silent == 0 {
 		return ""
@@ -230,8 +231,8 @@ func isLate(m api.Module, since, now time.Time) bool {
 	return !now.Before(since.Add(m.Spec.Rollout.Deadline()))
 }
 
-// canaries are the nodes that a user has named, and one of each other kind of node: what one kernel accepts, another
-// may refuse. Of several that are able it is the one that the waves would reach first.
+// canaries returns the nodes named by the user, and one of each other kind of node, since kernels differ in what they
+// accept. Of several able nodes of a kind, it selects the one that waves reach first.
 func canaries(m api.Module, able []api.KerbNode) []string {
 	out, covered := slices.Clone(m.Spec.Rollout.Nodes), map[string]bool{}
 	for _, n := range able {
@@ -274,9 +275,9 @@ func nextPercent(m api.Module, p api.RolloutStatus, nodes []api.KerbNode) int {
 	return 100
 }
 
-// halt returns why a rollout has to halt, or nil. A canary that does not answer may have been lost by the new version;
-// of a wave, nodes may be offline, but not most of them. A version that no node runs goes no further: resume may accept
-// some canaries that do not run it, but not all.
+// halt returns why a rollout must halt, or nil. A canary that does not report may be down because of the new version.
+// In a wave, nodes may be offline, but not most of them. A version that no node runs is not rolled out further: resume
+// may accept some canaries that do not run it, but not all.
 func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
 	limit := max(m.Spec.Rollout.MaxFailed, t.accepted)
 	if t.run == 0 {
@@ -298,7 +299,7 @@ func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
 	return t.halt(m, p, bad, reason)
 }
 
-// halt says what the nodes say that do not run the version, or would not.
+// halt returns the halt for nodes that do not run the version, or cannot.
 func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *api.Halt {
 	text := fmt.Sprintf("%d of %d nodes do not run the new version, and spec.rollout.maxFailed allows %d", bad, t.nodes,
 		m.Spec.Rollout.MaxFailed)
@@ -313,7 +314,7 @@ func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *
 		"run the previous version, %s", text, t.failureSummary(bad > len(t.failed)), m.Metadata.Name, remedy), maxMessage)}
 }
 
-// failureSummary names the first nodes that failed, with their messages, or those that are silent.
+// failureSummary lists the first failed nodes with their messages, or the silent ones.
 func (t tally) failureSummary(silent bool) string {
 	var out []string
 	for _, f := range t.failed {

@@ -16,11 +16,11 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// maxTenantWrites is how many Modules get a status in one comparison: every write goes to all nodes. It is five a
-// second, as when all Modules get their first one.
+// maxTenantWrites limits the status writes of namespaced Modules per comparison to five per second, since every write
+// is sent to all nodes.
 const maxTenantWrites = 10
 
-// tenant is a Module of a namespace, as far as it is used: its spec may be large.
+// tenant has the used fields of a namespaced Module, without the spec, which may be large.
 type tenant struct {
 	Metadata api.ObjectMeta              `json:"metadata"`
 	Status   *api.NamespacedModuleStatus `json:"status"`
@@ -74,8 +74,8 @@ func (s *state) dueTenants(now time.Time) map[string]tenantChange {
 	return out
 }
 
-// tenantStatus returns the status of a Module from the nodes that report a problem with it. It does not depend on what
-// they report of others: what is wrong in one namespace must not have all Modules written.
+// tenantStatus returns the status of a Module from the nodes that report a problem with it. It does not depend on
+// reports about other Modules: a problem in one namespace must not cause writes of all Modules.
 func tenantStatus(name string, m tenant, reporting []api.KerbNode, nodes int,
 	now time.Time) api.NamespacedModuleStatus {
 	counted := api.Count(api.Module{Metadata: api.ObjectMeta{Name: name}}, reporting)

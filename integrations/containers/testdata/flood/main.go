@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command flood is a container whose first instructions send UDP packets and SYNs to its gateway. It waits afterwards.
+// Command flood runs in a container. It immediately sends UDP packets and SYNs to its gateway, and then waits.
 package main
 
 import (
