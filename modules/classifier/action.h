@@ -51,7 +51,7 @@ static __always_inline void cls_fuse_blow(struct cls_work *w, const struct cls_t
 	w->event.cause = CLS_FUSE_INTACT;
 }
 
-static __always_inline int cls_allowed(struct cls_work *w, const __u8 *addr)
+static __always_inline int cls_addr_is_allowed(struct cls_work *w, const __u8 *addr)
 {
 	w->prefix.len = 32 + 128;
 	w->prefix.half = w->half;
@@ -85,8 +85,8 @@ static __always_inline __u32 cls_action_apply(struct cls_work *w, const struct c
 
 	if (t->action == CLS_EVENT)
 		return CLS_EVENT;
-	if (cls_allowed(w, source->addr) ||
-	    (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
+	if (cls_addr_is_allowed(w, source->addr) ||
+	    (extractor == CLS_FLOW && !by_peer && cls_addr_is_allowed(w, source->local))) {
 		w->event.allowed = 1;
 		cls_count(CLS_COUNT_ALLOWED);
 		return CLS_EVENT;
@@ -124,8 +124,8 @@ static __always_inline int cls_decision_opposes(const struct cls_tunables *t, __
 }
 
 /* Compares the shadow model's decision with the live one's. */
-static __always_inline void cls_compare(struct kerb_inference *s, const struct cls_tunables *t,
-					__u32 against)
+static __always_inline void cls_shadow_compare(struct kerb_inference *s,
+					       const struct cls_tunables *t, __u32 against)
 {
 	__u32 other =
 		cls_decision_opposes(t, KERB_MODEL_SHADOW, &s->decision[KERB_MODEL_SHADOW], 0);
@@ -161,7 +161,7 @@ static __always_inline void cls_verdict_update(struct cls_work *w, const struct 
 	cls_event_send(w, t, kind, done);
 }
 
-static __always_inline void cls_prepare_event(struct cls_work *w, const struct kerb_decision *d)
+static __always_inline void cls_event_prepare(struct cls_work *w, const struct kerb_decision *d)
 {
 	struct cls_event *e = &w->event;
 
@@ -175,8 +175,9 @@ static __always_inline void cls_prepare_event(struct cls_work *w, const struct k
 	__builtin_memcpy(e->values, w->job.values, sizeof(e->values));
 }
 
-/* Whether the source of the job is counted in z->held: it was blocked before the window began. */
-static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_fuse *z)
+/* Returns whether the source of the job is counted in z->held: it was blocked before the window
+ * began. */
+static __always_inline int cls_source_is_held(struct cls_work *w, const struct cls_fuse *z)
 {
 	struct cls_block *b = z->held ? bpf_map_lookup_elem(&blocks, &w->job.source) : 0;
 
@@ -204,7 +205,7 @@ __noinline int cls_decision_apply(__u32 compared)
 	r = bpf_map_lookup_elem(&records, &w->job.source);
 	if (r && r->judged != z->window) {
 		r->judged = z->window;
-		if (!cls_was_blocked(w, z))
+		if (!cls_source_is_held(w, z))
 			cls_add(z->judged, 1);
 	}
 	against = cls_decision_opposes(t, KERB_MODEL_LIVE, &s->decision[KERB_MODEL_LIVE],
@@ -212,8 +213,8 @@ __noinline int cls_decision_apply(__u32 compared)
 	if (against)
 		cls_count(CLS_COUNT_POSITIVE);
 	if (compared)
-		cls_compare(s, t, against);
-	cls_prepare_event(w, &s->decision[KERB_MODEL_LIVE]);
+		cls_shadow_compare(s, t, against);
+	cls_event_prepare(w, &s->decision[KERB_MODEL_LIVE]);
 	if (r)
 		cls_verdict_update(w, t, z, r, &s->decision[KERB_MODEL_LIVE], against);
 	return 0;
@@ -273,9 +274,9 @@ static __always_inline void cls_dispatch(struct cls_work *w)
 }
 
 /* Drops a packet of a blocked source, and checks the total number of drops. */
-static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w,
-				    const struct cls_tunables *t, struct cls_fuse *z,
-				    struct cls_block *b, __u32 reason)
+static __always_inline int cls_packet_drop(struct kerb_pkt *pkt, struct cls_work *w,
+					   const struct cls_tunables *t, struct cls_fuse *z,
+					   struct cls_block *b, __u32 reason)
 {
 	cls_add(b->dropped, 1);
 	cls_count(reason == KERB_DROP_RATE ? CLS_COUNT_LIMITED : CLS_COUNT_DROPPED);
@@ -290,8 +291,8 @@ static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w,
 	return kerb_drop(pkt, reason);
 }
 
-static __always_inline int cls_over_rate(struct cls_block *b, const struct cls_tunables *t,
-					 __u64 now)
+static __always_inline int cls_rate_is_exceeded(struct cls_block *b, const struct cls_tunables *t,
+						__u64 now)
 {
 	__u64 due = b->due > now ? b->due : now;
 
@@ -306,9 +307,9 @@ static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_w
 					      struct cls_block *b)
 {
 	if (b->action == CLS_DROP)
-		return cls_drop(pkt, w, t, z, b, CLS_DROP_CLASSIFIED);
-	if (b->action == CLS_RATE_LIMIT && cls_over_rate(b, t, w->now))
-		return cls_drop(pkt, w, t, z, b, KERB_DROP_RATE);
+		return cls_packet_drop(pkt, w, t, z, b, CLS_DROP_CLASSIFIED);
+	if (b->action == CLS_RATE_LIMIT && cls_rate_is_exceeded(b, t, w->now))
+		return cls_packet_drop(pkt, w, t, z, b, KERB_DROP_RATE);
 #ifdef KERB_HOOK_TC
 	if (b->action == CLS_MARK) {
 		((struct __sk_buff *)pkt->ctx)->mark = t->mark;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The engine with nothing around it, for programs that test and measure it: model/testdata,
+/* The inference engine as a program of its own, for tests and measurements: model/testdata,
  * inference. */
 #ifndef CLS_ALONE_H
 #define CLS_ALONE_H
 
 #include <kerb/infer.h>
 
-/* A frame is features, which the decision takes the place of. The action is kerb_infer's result
- * plus 2. */
+/* The frame consists of features, and is overwritten by the decision. The XDP action is the result
+ * of kerb_infer plus 2. */
 struct frame {
 	__s64 features[KERB_FEATURES_MAX];
 };

@@ -10,7 +10,7 @@
 
 /* Counts the packet. A separate function, so that its stack is free again when models are
  * evaluated. */
-static __noinline int cls_extract_features(struct kerb_pkt *pkt, __u32 local)
+static __noinline int cls_features_extract(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
 	struct cls_fuse *z = cls_fuse();
@@ -24,12 +24,12 @@ static __noinline int cls_extract_features(struct kerb_pkt *pkt, __u32 local)
 }
 
 /* A later packet evaluates pending jobs if it arrives after a pause of a clock tick. */
-static __always_inline int cls_evaluates_waiting(const struct cls_work *w)
+static __always_inline int cls_pending_are_due(const struct cls_work *w)
 {
 	return deferred == CLS_NEXT_PACKET && w->now != w->before;
 }
 
-static __always_inline int cls_process_packet(struct kerb_pkt *pkt, __u32 local)
+static __always_inline int cls_packet_process(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
 	int verdict;
@@ -41,13 +41,13 @@ static __always_inline int cls_process_packet(struct kerb_pkt *pkt, __u32 local)
 		return KERB_NEXT;
 	cls_count(CLS_COUNT_PACKETS);
 	if (deferred == CLS_TIMER || lapse_ns)
-		cls_start_timer();
+		cls_timer_start();
 	w->due = 0;
 	w->half = CLS_NO_HALF;
-	verdict = cls_extract_features(pkt, local);
+	verdict = cls_features_extract(pkt, local);
 	if (w->due)
 		cls_dispatch(w);
-	if (cls_evaluates_waiting(w))
+	if (cls_pending_are_due(w))
 		cls_drain(1);
 	kerb_scratch_leave();
 	return verdict;
@@ -55,12 +55,12 @@ static __always_inline int cls_process_packet(struct kerb_pkt *pkt, __u32 local)
 
 KERB_EGRESS(pkt)
 {
-	return cls_process_packet(pkt, 1);
+	return cls_packet_process(pkt, 1);
 }
 
 KERB_INGRESS(pkt)
 {
-	return cls_process_packet(pkt, 0);
+	return cls_packet_process(pkt, 0);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -6,7 +6,7 @@
 
 #include "action.h"
 
-static __always_inline void cls_mapped(__u8 *to, __be32 addr)
+static __always_inline void cls_addr_set4(__u8 *to, __be32 addr)
 {
 	to[10] = 0xff;
 	to[11] = 0xff;
@@ -21,9 +21,9 @@ static __always_inline int cls_flow_addresses(struct kerb_pkt *pkt, struct cls_s
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
 
 	if (ip4) {
-		cls_mapped(s->addr, local ? ip4->daddr : ip4->saddr);
+		cls_addr_set4(s->addr, local ? ip4->daddr : ip4->saddr);
 		if (!by_peer)
-			cls_mapped(s->local, local ? ip4->saddr : ip4->daddr);
+			cls_addr_set4(s->local, local ? ip4->saddr : ip4->daddr);
 		return 0;
 	}
 	if (!ip6)
@@ -62,7 +62,7 @@ static __always_inline int cls_flow_source(struct kerb_pkt *pkt, struct cls_work
 	return 0;
 }
 
-/* The packet's destination port: the port of a flow that it opens. */
+/* Returns the destination port of the packet, which is the port of a flow that it opens. */
 static __always_inline __be16 cls_to_port(const struct cls_source *s, __u32 local)
 {
 	return local ? s->port : s->local_port;
@@ -76,7 +76,7 @@ static __always_inline void cls_flow_flags(struct cls_record *r, __u8 flags)
 	}
 }
 
-/* Length of the transport header in bytes, as far as it is known. */
+/* Returns the length of the transport header in bytes; 0 if unknown. */
 static __always_inline __u32 cls_transport_len(const struct kerb_pkt *pkt, const struct tcphdr *tcp)
 {
 	if (tcp)
@@ -176,7 +176,7 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 	r = cls_source_lookup(w, z);
 	if (r) {
 		cls_flow_counted(pkt, w, r, local);
-		cls_note(pkt, r);
+		cls_note_evaluation(pkt, r);
 	}
 	/* dropped packets were counted: their window decides whether the block continues */
 	return cls_enforce(pkt, w, z);

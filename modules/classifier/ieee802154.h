@@ -21,10 +21,10 @@ enum cls_outcome {
 	CLS_NOT_OURS = 6,
 };
 
-/* A frame, and what is found in it. Addresses are as in IPv6: network byte order, in memory. */
+/* A frame, and its parsed fields. Addresses are in network byte order, as in IPv6. */
 struct cls_frame {
-	volatile __u32 off; /* where the walk is */
-	volatile __u32 end; /* of what is there of the frame, FCS excluded */
+	volatile __u32 off; /* present position */
+	volatile __u32 end; /* of the captured frame, excluding the FCS */
 	__u64 link;	    /* source address: EUI-64, or the short one in the last two bytes */
 	__u64 id;	    /* interface identifier of the source, 0: none */
 	__u32 seen;	    /* struct cls_seen.tag, 0: no sequence number */
@@ -37,7 +37,7 @@ struct cls_frame {
 	__u8 kind; /* CLS_RPL_DIS ... CLS_RPL_OTHER */
 	__u8 rpl;
 	__u8 broadcast;
-	__u8 next; /* IPv6 next header, during the walk */
+	__u8 next;		    /* IPv6 next header at the present position */
 	__u8 b[CLS_FRAME_MAX + 17]; /* room for reads of 16 bytes anywhere */
 };
 
@@ -71,22 +71,22 @@ static __always_inline __u32 cls_frame_version(__u32 fcf)
 	return fcf >> 12 & 3;
 }
 
-/* Pointer to what comes at off. The mask is for the verifier; the compiler must not know better and
- * leave it out. */
-static __always_inline void *cls_at(struct cls_frame *f, __u64 off)
+/* Returns a pointer to offset off. The mask is for the verifier; kerb_opaque keeps the compiler
+ * from removing it. */
+static __always_inline void *cls_frame_at(struct cls_frame *f, __u64 off)
 {
 	kerb_opaque(off);
 	return f->b + (off & CLS_FRAME_MAX);
 }
 
-static __always_inline int cls_left(const struct cls_frame *f, __u32 len)
+static __always_inline int cls_frame_has(const struct cls_frame *f, __u32 len)
 {
 	return f->off + len <= f->end;
 }
 
 static __always_inline __u8 cls_byte(struct cls_frame *f, __u32 ahead)
 {
-	return *(__u8 *)cls_at(f, f->off + ahead);
+	return *(__u8 *)cls_frame_at(f, f->off + ahead);
 }
 
 static __always_inline __u16 cls_le16(struct cls_frame *f)
@@ -99,10 +99,10 @@ static __always_inline __u16 cls_be16(struct cls_frame *f, __u32 ahead)
 	return cls_byte(f, ahead) << 8 | cls_byte(f, ahead + 1);
 }
 
-/* Eight bytes as they lie in memory. */
+/* Returns eight bytes, in network byte order. */
 static __always_inline __u64 cls_be64(struct cls_frame *f, __u32 ahead)
 {
-	return *(__u64 *)cls_at(f, f->off + ahead);
+	return *(__u64 *)cls_frame_at(f, f->off + ahead);
 }
 
 /* Interface identifier of a short address (RFC 6282, 3.2.2). */
@@ -151,12 +151,12 @@ static __always_inline int cls_mac_destination(struct cls_frame *f, __u32 fcf)
 	__u32 len = cls_addr_len(cls_dst_mode(fcf));
 
 	if (cls_has_dst_pan(fcf)) {
-		if (!cls_left(f, 2))
+		if (!cls_frame_has(f, 2))
 			return CLS_TRUNCATED;
 		f->pan = cls_le16(f);
 		f->off += 2;
 	}
-	if (!cls_left(f, len))
+	if (!cls_frame_has(f, len))
 		return CLS_TRUNCATED;
 	f->broadcast = len == 2 && cls_le16(f) == CLS_BROADCAST;
 	f->off += len;
@@ -168,12 +168,12 @@ static __always_inline int cls_mac_source(struct cls_frame *f, __u32 fcf)
 	__u32 len = cls_addr_len(cls_src_mode(fcf));
 
 	if (cls_has_src_pan(fcf)) {
-		if (!cls_left(f, 2))
+		if (!cls_frame_has(f, 2))
 			return CLS_TRUNCATED;
 		f->pan = cls_le16(f);
 		f->off += 2;
 	}
-	if (!cls_left(f, len))
+	if (!cls_frame_has(f, len))
 		return CLS_TRUNCATED;
 	if (len == 8) {
 		/* on the air the last byte comes first */
@@ -201,7 +201,7 @@ static __always_inline int cls_mac_header_ies(struct cls_frame *f)
 
 		if (f->off == f->end)
 			return 1;
-		if (!cls_left(f, 2))
+		if (!cls_frame_has(f, 2))
 			return -CLS_TRUNCATED;
 		ie = cls_le16(f);
 		id = ie >> 7 & 0xff;
@@ -224,7 +224,7 @@ static __always_inline int cls_mac_payload_ies(struct cls_frame *f)
 
 		if (f->off == f->end)
 			return 0;
-		if (!cls_left(f, 2))
+		if (!cls_frame_has(f, 2))
 			return CLS_TRUNCATED;
 		ie = cls_le16(f);
 		if (!(ie & 0x8000))
@@ -238,7 +238,8 @@ static __always_inline int cls_mac_payload_ies(struct cls_frame *f)
 	return CLS_MALFORMED;
 }
 
-/* What repeats are known by: the link source address, and the sequence number in the low byte. */
+/* Returns the tag by which repeated frames are recognized: a hash of the link source address, with
+ * the sequence number in the low byte. */
 static __always_inline __u32 cls_seen_tag(const struct cls_frame *f, __u8 seq)
 {
 	__u64 link = bpf_be64_to_cpu(f->link) * 0x9e3779b97f4a7c15ULL;
@@ -246,14 +247,14 @@ static __always_inline __u32 cls_seen_tag(const struct cls_frame *f, __u8 seq)
 	return (__u32)(link >> 32 & ~0xffULL) | 0x100 | seq;
 }
 
-/* Walks to the payload, 0 if it is data that can be read. */
-static __always_inline int cls_mac(struct cls_frame *f)
+/* Parses the MAC header up to the payload. Returns 0 if it is data that can be read. */
+static __always_inline int cls_mac_parse(struct cls_frame *f)
 {
 	__u32 fcf, version;
 	int rc, has_seq;
 	__u8 seq = 0;
 
-	if (!cls_left(f, 2))
+	if (!cls_frame_has(f, 2))
 		return CLS_TRUNCATED;
 	fcf = f->fcf = cls_le16(f);
 	f->off += 2;
@@ -264,7 +265,7 @@ static __always_inline int cls_mac(struct cls_frame *f)
 	    cls_src_mode(fcf) == CLS_ADDR_RESERVED)
 		return CLS_MALFORMED;
 	has_seq = version < 2 || !(fcf & CLS_FCF_NO_SEQ);
-	if (!cls_left(f, has_seq))
+	if (!cls_frame_has(f, has_seq))
 		return CLS_TRUNCATED;
 	if (has_seq)
 		seq = cls_byte(f, 0);

@@ -168,7 +168,7 @@ func (w *running) enter(s source, v *verdict, number uint64) error {
 	return err
 }
 
-// isHeld is cls_was_blocked: it reports whether a source was blocked before the window began.
+// isHeld is cls_source_is_held: it reports whether a source was blocked before the window began.
 func (w *running) isHeld(s source) (bool, error) {
 	if w.judge.held == 0 {
 		return false, nil

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the classifier's data plane and its control plane share, models (model.h) and config
- * constants (settings.h) excepted: sources and what is counted of them, what is blocked, the fuse,
- * verdicts.
+/* The interface between data plane and control plane, except models (model.h) and config constants
+ * (settings.h): sources and their statistics, blocks, the fuse, events.
  *
- * A source is what a model judges: a node of an RPL network, a flow, or the peer of flows. Time is
- * in ns of kerb_now(), CLOCK_MONOTONIC right to a timer tick. Sums only grow, by atomic additions:
- * a window is the difference of two moments, so that nothing is lost or counted twice when a window
- * ends while another CPU counts. */
+ * A source is what a model evaluates: a node of an RPL network, a flow, or the peer of flows. Times
+ * are in ns of kerb_now(): CLOCK_MONOTONIC with the resolution of a timer tick. Sums only grow, by
+ * atomic additions: a window is the difference between two points in time, so that nothing is lost
+ * or counted twice when a window ends while another CPU counts. */
 #ifndef CLS_MAPS_H
 #define CLS_MAPS_H
 
@@ -35,9 +34,9 @@ enum cls_rpl_sum {
 	CLS_RPL_DAO = 2,
 	CLS_RPL_DAO_ACK = 3,
 	CLS_RPL_CONTROL = 4,   /* RPL messages of other kinds */
-	CLS_RPL_OTHER = 5,     /* messages that are no RPL, data for example */
+	CLS_RPL_OTHER = 5,     /* messages other than RPL, such as data */
 	CLS_RPL_REPEATS = 6,   /* frames that repeat a message */
-	CLS_RPL_BYTES = 7,     /* of messages, MAC header and FCS included */
+	CLS_RPL_BYTES = 7,     /* of messages, including MAC header and FCS */
 	CLS_RPL_MULTICAST = 8, /* RPL messages to the link's broadcast address */
 	CLS_RPL_VERSIONS = 9,  /* DIOs with another DODAG version than the node's last DIO */
 	CLS_RPL_RANKS = 10,    /* DIOs whose rank is below that of the node's previous DIO */
@@ -113,7 +112,7 @@ struct cls_record {
 	__u32 span;
 };
 
-/* Protection against forged sources. Up to an eighth of the table's capacity per window, sources
+/* Protection against spoofed sources. Up to an eighth of the table's capacity per window, sources
  * get a record immediately. Beyond that they are newcomers: they get one after probation_packets
  * packets, or when they are seen again after a whole window, up to another eighth per window. So a
  * known source that is heard once in three windows is always among the used half of the table,
@@ -135,7 +134,7 @@ struct cls_datagram {
 struct cls_block {
 	__u64 since;
 	__u64 until;   /* 0: until unblocked */
-	__u64 packets; /* that met it */
+	__u64 packets; /* that matched it */
 	__u64 dropped; /* of them */
 	__u64 due;     /* CLS_RATE_LIMIT: theoretical arrival time of the next packet */
 	__u32 version; /* of the model, 0: the operator */
@@ -160,7 +159,7 @@ struct cls_fuse {
 	/* entries in blocks; atomically updated when one is added or deleted */
 	__u32 blocked;
 	__u64 window; /* number of the window of the following fields */
-	__u32 judged; /* sources, those in held excepted */
+	__u32 judged; /* evaluated sources, except those in held */
 	__u32 sources_before; /* in the previous window, including those that were blocked */
 	__u64 packets, dropped; /* counted if fuse_packets is below 100 */
 	__u32 admitted, promoted; /* sources that got a record at once, or as newcomers */
@@ -357,8 +356,8 @@ struct {
 	__type(value, struct cls_fuse);
 } fuse SEC(".maps");
 
-/* By role of the model: a bit for each class that is no reason to act. Written by the control plane
- * before a model is used; 0: not written yet. */
+/* By role of the model: bit mask of the harmless classes, for which no action is taken. Written by
+ * the control plane before a model is used; 0: not written yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, KERB_MODEL_ROLES);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Extractor rpl: finds the 802.15.4 frame in a packet, whose it is, and counts its message for that
- * node. */
+/* Extractor rpl: finds the IEEE 802.15.4 frame in a packet, determines its source, and counts its
+ * message for that node. */
 #ifndef CLS_RPL_H
 #define CLS_RPL_H
 
@@ -10,13 +10,13 @@
 #define CLS_FCS_LEN 2
 #define CLS_ZEP_MAX 32 /* header of version 2 */
 
-/* Where a frame lies in its packet. len 0: there is none. */
+/* The position of a frame in its packet. len 0: none. */
 struct cls_place {
-	__u32 off, len; /* FCS excluded */
+	__u32 off, len; /* excluding the FCS */
 };
 
-/* ZEP (as Wireshark has it): "EX", version; version 1 has 16 bytes with the length last, version 2
- * a type, 32 bytes. */
+/* ZEP (ZigBee Encapsulation Protocol, as in Wireshark): "EX", version; the header of version 1 has
+ * 16 bytes with the length last, that of version 2 has a type and 32 bytes. */
 static __always_inline struct cls_place cls_zep(struct kerb_pkt *pkt)
 {
 	struct cls_place none = {}, at;
@@ -42,7 +42,7 @@ static __always_inline struct cls_place cls_zep(struct kerb_pkt *pkt)
 	return at;
 }
 
-static __always_inline struct cls_place cls_find_frame(struct kerb_pkt *pkt)
+static __always_inline struct cls_place cls_frame_find(struct kerb_pkt *pkt)
 {
 	struct cls_place at = {};
 
@@ -59,8 +59,9 @@ static __always_inline struct cls_place cls_find_frame(struct kerb_pkt *pkt)
 }
 
 #ifdef KERB_HOOK_XDP
-/* Byte by byte, for kernels without bpf_xdp_load_bytes(). */
-static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
+/* Copies byte by byte, for kernels without bpf_xdp_load_bytes() (before Linux 5.18). */
+static __always_inline void cls_frame_copy_bytes(kerb_ctx *ctx, struct cls_frame *f, __u32 off,
+						 __u64 len)
 {
 	void *data = (void *)kerb_ctx_field(ctx, data) + (off & KERB_MAX_OFFSET),
 	     *end = (void *)kerb_ctx_field(ctx, data_end);
@@ -73,22 +74,22 @@ static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 o
 	}
 }
 
-static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
+static __always_inline int cls_frame_load(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
 	if (KERB_HAS(xdp_load_bytes))
 		return bpf_xdp_load_bytes(ctx, off, f->b, len);
-	cls_copy(ctx, f, off, len);
+	cls_frame_copy_bytes(ctx, f, off, len);
 	return 0;
 }
 #else
-static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
+static __always_inline int cls_frame_load(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
 	return bpf_skb_load_bytes(ctx, off, f->b, len);
 }
 #endif
 
-/* Copies the frame and finds what is in it: enum cls_outcome. Whatever lies in b behind its end is
- * never read. */
+/* Copies and parses the frame. Returns enum cls_outcome. Bytes of b after its end are never
+ * read. */
 __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 {
 	struct cls_work *w = cls_work();
@@ -106,16 +107,16 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 	if (!len)
 		return CLS_TRUNCATED;
 	some = len - 1;
-	kerb_opaque(some); /* Linux 6.1 sees no bounds but in the register that is masked */
-	if (cls_load_frame(ctx, f, off, (some & CLS_FRAME_MAX) + 1))
+	kerb_opaque(some); /* on Linux 6.1 only the masked register has bounds */
+	if (cls_frame_load(ctx, f, off, (some & CLS_FRAME_MAX) + 1))
 		return CLS_TRUNCATED;
 	f->end = len;
-	rc = cls_mac(f) ?: cls_lowpan(f);
+	rc = cls_mac_parse(f) ?: cls_lowpan_parse(f);
 	return rc == CLS_MESSAGE && !f->id ? CLS_NO_SOURCE : rc;
 }
 
-/* Nodes with a short address are distinguished by PAN; EUI-64s are unique, and their frames may
- * come without one. */
+/* Nodes with a short address are distinguished by PAN ID; EUI-64s are unique, and their frames may
+ * lack a PAN ID. */
 static __always_inline void cls_rpl_source(struct kerb_pkt *pkt, struct cls_work *w)
 {
 	struct cls_source *s = &w->job.source;
@@ -141,7 +142,7 @@ static __always_inline struct cls_datagram cls_datagram_of(const struct kerb_pkt
 	return d;
 }
 
-/* The source of a later fragment is that of the first one. */
+/* Looks up the source of a later fragment, which is that of the first one. */
 static __always_inline int cls_fragment_source(struct kerb_pkt *pkt, struct cls_work *w)
 {
 	struct cls_datagram d = cls_datagram_of(pkt, &w->frame);
@@ -153,9 +154,9 @@ static __always_inline int cls_fragment_source(struct kerb_pkt *pkt, struct cls_
 	return 0;
 }
 
-/* Whether the frame repeats one that was counted: the same sender and sequence number, within
- * repeat_ns of it. */
-static __always_inline int cls_is_repeat(struct cls_work *w, struct cls_record *r)
+/* Returns whether the frame repeats one that was counted: same sender and sequence number, within
+ * repeat_ns. */
+static __always_inline int cls_frame_is_repeat(struct cls_work *w, struct cls_record *r)
 {
 	__u32 tag = w->frame.seen, ms = w->now / 1000000;
 
@@ -234,7 +235,7 @@ static __always_inline void cls_rpl_values(struct cls_work *w, const struct cls_
 	cls_value(w, CLS_F_RANK_MAX, w->length.high);
 }
 
-/* Counts the frame for its source, and asks the model when it is time. */
+/* Counts the frame for its source, and makes an evaluation due if its window has ended. */
 static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_record *r, int outcome,
 					    __u32 len)
 {
@@ -251,7 +252,7 @@ static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_recor
 		cls_add(r->sum[CLS_RPL_FRAGMENTS], 1);
 		return;
 	}
-	if (cls_is_repeat(w, r)) {
+	if (cls_frame_is_repeat(w, r)) {
 		cls_count(CLS_COUNT_REPEATS);
 		cls_add(r->sum[CLS_RPL_REPEATS], 1);
 		return;
@@ -304,7 +305,7 @@ static __always_inline int cls_rpl_owner(struct kerb_pkt *pkt, struct cls_work *
 
 static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z)
 {
-	struct cls_place at = cls_find_frame(pkt);
+	struct cls_place at = cls_frame_find(pkt);
 	struct cls_record *r;
 	int outcome;
 
@@ -323,9 +324,9 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	r = cls_source_lookup(w, z);
 	if (r) {
 		cls_rpl_counted(w, r, outcome, at.len);
-		cls_note(pkt, r);
+		cls_note_evaluation(pkt, r);
 	}
-	/* what is dropped has been counted: its window decides whether the block continues */
+	/* dropped frames were counted: their window decides whether the block continues */
 	return cls_enforce(pkt, w, z);
 }
 

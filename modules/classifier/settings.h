@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The config: constants, and values that change without a new program. config.go sets both. */
+/* The config: constants, and tunables, which change without a new program. config.go sets both. */
 #ifndef CLS_SETTINGS_H
 #define CLS_SETTINGS_H
 
@@ -76,17 +76,16 @@ KERB_CONFIG(__u32, capacity, 4096); /* max_entries of records */
 /* packets are counted: fuse_packets is below 100. A constant, for all packets pay for it */
 KERB_CONFIG(_Bool, packet_fuse, 0);
 
-/* None of it is needed for a packet of a known source without an action and without a due
- * evaluation. */
+/* Not read for a packet of a known source without an action and without a due evaluation. */
 struct cls_tunables {
 	/* how long the action lasts after the last evaluation; 0: until unblocked */
 	__u64 action_ns;
 	__u64 rate_cost;  /* of CLS_RATE_LIMIT: ns per packet */
 	__u64 rate_burst; /* burst: ns that a source may be ahead */
-	/* Q15: an evaluation is against a source if its class is not harmless and its score at
-	 * least this; */
+	/* Q15: an evaluation is against a source if its class is not harmless and its score is at
+	 * least this */
 	__s32 raise;
-	/* Q15: against one that is suspicious already also if its score is at least this. Above
+	/* Q15: against a source that is suspicious already, the score may be as low as this. Above
 	 * 32768: never */
 	__s32 clear;
 	__u32 mark;		 /* of CLS_MARK */

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Work off the packets' path: evaluation of models (CLS_TIMER), and the end of windows whose
- * sources have fallen silent, so that a source is evaluated even if it stops to send. */
+/* Work on a timer instead of on packets: evaluation of models (CLS_TIMER), and the end of windows
+ * of silent sources, so that a source is evaluated even if it stops sending. */
 #ifndef CLS_TIMER_H
 #define CLS_TIMER_H
 
 #include "rpl.h"
 #include "flow.h"
 
-#define CLS_TIMER_NS 10000000 /* between two runs while evaluations wait */
-#define CLS_LAPSE_NS 1000000  /* between two runs while windows wait that have ended */
-/* windows per run: the timer is short, in favour of the CPU's other work */
+#define CLS_TIMER_NS 10000000 /* between runs while evaluations are pending */
+#define CLS_LAPSE_NS 1000000  /* between runs while ended windows are pending */
+/* windows per run, which bounds the time in the timer interrupt */
 #define CLS_LAPSES   64
 
 #define CLS_CLOCK_MONOTONIC 1
 
-/* Whether the source of the record has sent in the window that ends with a slice. */
+/* Returns whether the source has sent anything in the window that ends with a slice. */
 static __always_inline int cls_window_has_packets(const struct cls_record *r, __u64 slice)
 {
 	return r->last >= (slice - (sliding ? CLS_SLICES - 1 : 0)) * cls_slice_ns();
 }
 
-static __always_inline void cls_evaluate_lapsed(struct cls_work *w)
+static __always_inline void cls_lapse_evaluate(struct cls_work *w)
 {
 	if (deferred == CLS_USER)
 		cls_dispatch(w);
@@ -28,8 +28,8 @@ static __always_inline void cls_evaluate_lapsed(struct cls_work *w)
 		cls_evaluate_job();
 }
 
-/* Ends the window of the source of w->lapse, unless a packet has. Returns 1 if it is to be
- * evaluated by the caller, since models need the stack that this takes. */
+/* Ends the window of the source of w->lapse, unless a packet has. Returns 1 if the caller has to
+ * evaluate it: here the stack is too small for models. */
 __noinline int cls_window_expire_one(void)
 {
 	struct cls_work *w = cls_work();
@@ -55,8 +55,8 @@ __noinline int cls_window_expire_one(void)
 	return !!w->held;
 }
 
-/* Ends a bounded number of due windows. Returns 1 if there may be more. Entries that are due later
- * than any of this config belong to another one, as their records show. */
+/* Ends up to CLS_LAPSES due windows. Returns 1 if there may be more. Entries that are due later
+ * than any window of this config are of another config, which their records show. */
 static __noinline int cls_window_expire_some(void)
 {
 	struct cls_work *w = cls_work();
@@ -73,12 +73,12 @@ static __noinline int cls_window_expire_some(void)
 		if (bpf_map_pop_elem(&lapsing, &w->lapse))
 			return 0;
 		if (cls_window_expire_one())
-			cls_evaluate_lapsed(w);
+			cls_lapse_evaluate(w);
 	}
 	return 1;
 }
 
-static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
+static int cls_timer_run(void *map, __u32 *key, struct cls_timer *t)
 {
 	struct cls_work *w = cls_work();
 	__u64 wait = lapse_ns;
@@ -100,7 +100,7 @@ static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 	return 0;
 }
 
-static __always_inline void cls_start_timer(void)
+static __always_inline void cls_timer_start(void)
 {
 	__u32 zero = 0;
 	struct cls_timer *t = bpf_map_lookup_elem(&timers, &zero);
@@ -109,7 +109,7 @@ static __always_inline void cls_start_timer(void)
 		return;
 	if (bpf_timer_init(&t->timer, &timers, CLS_CLOCK_MONOTONIC))
 		return;
-	bpf_timer_set_callback(&t->timer, cls_tick);
+	bpf_timer_set_callback(&t->timer, cls_timer_run);
 	bpf_timer_start(&t->timer, CLS_TIMER_NS, 0);
 	t->started = 1;
 }

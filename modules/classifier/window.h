@@ -57,8 +57,8 @@ static __always_inline struct cls_fuse *cls_fuse(void)
 	return bpf_map_lookup_elem(&fuse, &zero);
 }
 
-/* Notes the last evaluation of the packet's source: version, class and score. */
-static __always_inline void cls_note(struct kerb_pkt *pkt, const struct cls_record *r)
+/* Sets a note with the last evaluation of the packet's source: version, class and score. */
+static __always_inline void cls_note_evaluation(struct kerb_pkt *pkt, const struct cls_record *r)
 {
 	if (r->version)
 		kerb_note(pkt, CLS_NOTE_CLASS,
@@ -141,7 +141,7 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 	z->promoted = 0;
 }
 
-/* Whether a source without a record gets one: see struct cls_newcomer. */
+/* Returns whether a source without a record gets one: see struct cls_newcomer. */
 static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse *z)
 {
 	struct cls_newcomer *n, new = {.first = w->now, .packets = 1};
@@ -167,7 +167,7 @@ static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse 
 	return 1;
 }
 
-static __always_inline void cls_no_range(struct cls_range *r)
+static __always_inline void cls_range_clear(struct cls_range *r)
 {
 	r->low = ~0U;
 	r->high = 0;
@@ -188,8 +188,8 @@ static __always_inline struct cls_record *cls_source_lookup(struct cls_work *w, 
 	w->fresh.slice = window_ns ? w->now / cls_slice_ns() : 0;
 	w->fresh.span = cls_config_id();
 	for (int i = 0; i < CLS_SLICES; i++) {
-		cls_no_range(&w->fresh.past[i].length);
-		cls_no_range(&w->fresh.past[i].gap);
+		cls_range_clear(&w->fresh.past[i].length);
+		cls_range_clear(&w->fresh.past[i].gap);
 	}
 	if (!bpf_map_update_elem(&records, &w->job.source, &w->fresh, BPF_NOEXIST))
 		cls_count(CLS_COUNT_ADMITTED);
@@ -233,8 +233,8 @@ static __always_inline void cls_window_of(struct cls_work *w, struct cls_record 
 		any |= w->sum[i];
 	}
 	w->held = any;
-	cls_no_range(&w->length);
-	cls_no_range(&w->gap);
+	cls_range_clear(&w->length);
+	cls_range_clear(&w->gap);
 	for (int i = 0; i < (sliding ? CLS_SLICES : 1); i++) {
 		cls_window_merge(&w->length, &cls_slice(r, slice - i)->length);
 		cls_window_merge(&w->gap, &cls_slice(r, slice - i)->gap);
@@ -251,8 +251,8 @@ static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_recor
 		if (slice + i > n)
 			break;
 		__builtin_memcpy(s->sum, w->total, sizeof(s->sum));
-		cls_no_range(&s->length);
-		cls_no_range(&s->gap);
+		cls_range_clear(&s->length);
+		cls_range_clear(&s->gap);
 	}
 }
 
@@ -272,7 +272,7 @@ static __always_inline void cls_window_save(struct cls_work *w, struct cls_recor
 	}
 }
 
-/* Starts counting again, in slice n: previous counts were in windows of another length. */
+/* Restarts counting in slice n: the previous counters are of windows of another length. */
 static __always_inline void cls_window_restart(struct cls_work *w, struct cls_record *r, __u64 n)
 {
 	cls_slice_begin(w, r, n - CLS_SLICES, n);
@@ -331,7 +331,7 @@ static __always_inline void cls_timer_arm(struct cls_work *w, struct cls_record 
 		cls_count(CLS_COUNT_NO_ROOM);
 }
 
-/* Whether this packet makes an evaluation due, over the window so far. */
+/* Returns whether this packet makes an evaluation of the window so far due. */
 static __always_inline int cls_evaluation_due(struct cls_work *w, struct cls_record *r)
 {
 	__u64 slice = *(volatile __u64 *)&r->slice;
@@ -358,8 +358,8 @@ static __always_inline __u64 cls_mean(__u64 sum, __u64 n)
 	return n ? sum / n : 0;
 }
 
-/* Square root, rounded down, without branches: the verifier would follow each path. */
-static __always_inline __u64 cls_root(__u64 square)
+/* Returns the square root, rounded down; without branches, as the verifier would walk each path. */
+static __always_inline __u64 cls_sqrt(__u64 square)
 {
 	__u64 root = 0;
 
@@ -379,7 +379,7 @@ static __always_inline __u64 cls_deviation(__u64 sum, __u64 squares, __u64 n)
 {
 	__u64 mean = cls_mean(sum, n);
 
-	return n ? cls_root(squares / n - mean * mean) : 0;
+	return n ? cls_sqrt(squares / n - mean * mean) : 0;
 }
 
 #endif

@@ -2,11 +2,11 @@
 
 //go:build ignore
 
-/* The classifier's engine with nothing around it, and the evaluation of a window of the published
- * study: what was counted of each source, then the model. */
+/* The inference engine without the classifier, and the evaluation of a window as in the published
+ * study: the counters of each source, then the model. */
 #include "../alone.h"
 
-/* Inference and nothing else, of the features that decide left. */
+/* Inference only, of the features that decide() has stored. */
 SEC("xdp")
 int infer(struct xdp_md *ctx)
 {
@@ -23,7 +23,7 @@ int nothing(struct xdp_md *ctx)
 
 struct counters {
 	__u32 kind[4];	 /* DIS, DIO, DAO, others */
-	__u32 before[4]; /* as they were when the window began */
+	__u32 before[4]; /* values at the start of the window */
 };
 
 struct {
@@ -42,7 +42,7 @@ static __always_inline int evaluate(struct counters *c, struct kerb_inference *s
 	return kerb_infer(KERB_MODEL_LIVE) ? -1 : s->decision[KERB_MODEL_LIVE].class;
 }
 
-/* A message of each source, counted if packets come for that, and the evaluation of its window. */
+/* For each source: counts a message (counts), and evaluates its window (evaluates). */
 static __always_inline int each(int counts, int evaluates)
 {
 	struct kerb_inference *s = kerb_inference();
@@ -70,15 +70,14 @@ int count(struct xdp_md *ctx)
 	return each(1, 0);
 }
 
-/* As the classifier does it: the packet that ends a window has its source at hand, as it is to be
- * counted. */
+/* As in the classifier: the packet that ends a window has looked up its source already. */
 SEC("xdp")
 int count_and_evaluate(struct xdp_md *ctx)
 {
 	return each(1, 1);
 }
 
-/* Without packets: sources are looked up to be judged. */
+/* Without packets: sources are looked up for the evaluation only. */
 SEC("xdp")
 int look_up_and_evaluate(struct xdp_md *ctx)
 {
