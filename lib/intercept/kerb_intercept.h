@@ -227,7 +227,11 @@ int kerb_intercept_socket(struct kerb_intercept *k, int fd);
 
 /* kerb_intercept_fd returns a file descriptor to poll for packets (POLLIN) in the program's own
  * event loop. Call kerb_intercept_arm before each poll; when the descriptor is readable, call
- * kerb_intercept_receive with a timeout of 0. The receiver closes the descriptor. */
+ * kerb_intercept_receive with a timeout of 0. The receiver closes the descriptor.
+ *
+ * A timeout of 0 does not follow new configurations of the module: from time to time, receive with
+ * a timeout of 1 ms or more, and then call kerb_intercept_fd again, as the descriptor may have
+ * changed. */
 int kerb_intercept_fd(const struct kerb_intercept *k);
 
 /* kerb_intercept_arm releases all packets and makes the next one wake a poll of kerb_intercept_fd.

@@ -332,7 +332,7 @@ lost:
 	s->best = FW_LOST;
 }
 
-/* Whether a rule of the block is in all classes. Stores these rules in s->bits. */
+/* Returns whether a rule of the block is in all classes. Stores these rules in s->bits. */
 static __always_inline int fw_matches_block(struct fw_flow *s, struct fw_record **record, __u32 b)
 {
 	__u64 *row[FW_FIELDS], any = 0;

@@ -68,7 +68,7 @@ static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir
 	}
 }
 
-/* Whether a later fragment belongs to a datagram whose first fragment was allowed. */
+/* Returns whether a later fragment belongs to a datagram whose first fragment was allowed. */
 static __always_inline int fw_fragment_known(const struct kerb_pkt *pkt, __u32 dir, __u64 now)
 {
 	struct fw_fragment_key k;

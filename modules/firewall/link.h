@@ -152,7 +152,7 @@ struct {
 	__type(value, __u64); /* when the last request was allowed */
 } dhcp_requests SEC(".maps");
 
-/* Whether a UDP packet, whose ports are in f, is sent from one DHCP port to another. */
+/* Returns whether a UDP packet, whose ports are in f, is sent from one DHCP port to another. */
 static __always_inline int fw_is_dhcp(const struct fw_flow *f, __u32 port4, __u32 to4, __u32 port6,
 				      __u32 to6)
 {

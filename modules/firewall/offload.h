@@ -29,8 +29,8 @@ const volatile _Bool kerb_skb_cast = 0; /* bpf_cast_to_kern_ctx exists */
  * (internal/dataplane/kfunc.go). */
 static const __u8 *(*const kerb_cast_to_kern_ctx)(void *ctx) = (void *)0x6b6572;
 
-/* Whether the place is the transport checksum of the packet quoted in an ICMP error, of the kind
- * that modules generate (kerb/answer.h). The quoted packet has neither options nor extension
+/* Returns whether the place is the transport checksum of the packet quoted in an ICMP error, of the
+ * kind that modules generate (kerb/answer.h). The quoted packet has neither options nor extension
  * headers. */
 static __always_inline int fw_is_quoted_checksum(const struct kerb_pkt *pkt, __s32 start,
 						 __s32 offset)
@@ -52,7 +52,7 @@ static __always_inline int fw_is_quoted_checksum(const struct kerb_pkt *pkt, __s
 	return offset == 6 ? proto == IPPROTO_UDP : offset == 16 && proto == IPPROTO_TCP;
 }
 
-/* Whether a checksum, computed from start on and written offset bytes after it, overwrites
+/* Returns whether a checksum, computed from start on and written offset bytes after it, overwrites
  * evaluated bytes. */
 static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start, __s32 offset)
 {

@@ -51,8 +51,8 @@ static __always_inline void fw_answer_note(void)
 		*answer = (__u64)hash << 32 | (__u32)(fw_now() >> FW_ANSWER_TICK);
 }
 
-/* Whether the packet may come from fw_answer(): a reset without data, or an error with nothing but
- * a quote. */
+/* Returns whether the packet may come from fw_answer(): a reset without data, or an error with
+ * nothing but a quote. */
 static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	if (pkt->flags & (KERB_F_FRAG | KERB_F_OPTIONS | KERB_F_EXT))
@@ -69,7 +69,7 @@ static __always_inline int fw_is_answer(const struct kerb_pkt *pkt, const struct
 	       pkt->l4_len <= sizeof(struct kerb_icmp_hdr) + KERB_QUOTE6;
 }
 
-/* Whether the packet is the answer to a rejected one. The next such packet is not. */
+/* Returns whether the packet is the answer to a rejected one. The next such packet is not. */
 static __always_inline int fw_answer_take(const struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	__u32 hash, age;

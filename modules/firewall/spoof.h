@@ -141,7 +141,7 @@ static __always_inline int fw_own6(const struct kerb_pkt *pkt, struct fw_own_key
 	return (k->addr[0] | k->addr[1] | k->addr[2] | k->addr[3]) != 0;
 }
 
-/* Whether all sender addresses in the frame belong to the service. */
+/* Returns whether all sender addresses in the frame belong to the service. */
 static __noinline int fw_is_own(const struct kerb_pkt *pkt)
 {
 	struct fw_own_key k = {.ifindex = pkt->ifindex, .family = pkt->family};

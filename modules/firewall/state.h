@@ -38,7 +38,7 @@ enum fw_why {
 	FW_WHY_NOT = 4,	 /* it is sufficient */
 };
 
-/* Whether the packet is TCP with tracked windows. */
+/* Returns whether the packet is TCP with tracked windows. */
 static __always_inline int fw_is_tcp(const struct fw_flow *f)
 {
 	return FW_BOTH_WAYS && f->proto == IPPROTO_TCP && f->kind == FW_PLAIN;
@@ -65,7 +65,7 @@ static __always_inline void fw_bind_generation(struct fw_flow *f)
 	f->generation ^= fw_key_hash(f);
 }
 
-/* Whether the current rules have decided on a connection. */
+/* Returns whether the current rules have decided on a connection. */
 static __always_inline int fw_conn_is_evaluated(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return c->generation == f->generation || (audit && c->generation == ~f->generation);
@@ -119,9 +119,9 @@ static __always_inline void fw_conn_write_back(void *opening, void *pending, str
 		bpf_map_delete_elem(pending, &f->key4);
 }
 
-/* Whether the entry is replaced by the whole of f->next: for a new state, and for the numbers of an
- * answered SYN, which another SYN+ACK may replace. In these states the sides send alternately,
- * except for SYNs. */
+/* Returns whether the entry is replaced by the whole of f->next: for a new state, and for the
+ * numbers of an answered SYN, which another SYN+ACK may replace. In these states the sides send
+ * alternately, except for SYNs. */
 static __always_inline int fw_conn_replaces_entry(const struct fw_conn *c, const struct fw_flow *f)
 {
 	return fw_state(&f->next) != fw_state(c) ||
@@ -285,8 +285,8 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 	return fw_track_slow_path(established, opening, pending, o, kerb_through(f->hidden, why));
 }
 
-/* Whether a connection with this key exists, for packets that refer to it without being part of
- * it. */
+/* Returns whether a connection with this key exists, for packets that refer to it without being
+ * part of it. */
 static __always_inline int fw_conn_is_alive(void *established, void *opening, void *pending,
 					    const struct fw_flow *f, __u64 now)
 {
@@ -301,9 +301,9 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
 
-/* Whether TCP in midstream may be picked up. Packets from the service belong to a connection that
- * it has. Packets from outside may be forged, so they are accepted only while the firewall is new
- * to the interface. */
+/* Returns whether TCP in midstream may be picked up. Packets from the service belong to a
+ * connection that it has. Packets from outside may be forged, so they are accepted only while the
+ * firewall is new to the interface. */
 static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
 {
 	struct fw_usage *u;
@@ -316,7 +316,8 @@ static __always_inline int fw_may_pick_up(struct fw_flow *f, __u64 now)
 	return u && (__s64)(now - u->since) < (__s64)pickup_ns;
 }
 
-/* Whether a packet without a connection is a TCP segment that begins none, and is not picked up. */
+/* Returns whether a packet without a connection is a TCP segment that begins none, and is not
+ * picked up. */
 static __always_inline int fw_is_midstream(struct fw_flow *f, __u64 now)
 {
 	return fw_is_tcp(f) && !f->quoting && f->begins != FW_BEGINS && !fw_may_pick_up(f, now);

@@ -67,18 +67,18 @@ static __always_inline void fw_peer_sent(struct fw_peer *s, __u32 end, __u8 fin)
 	s->flags = (s->flags & ~FW_PEER_FIN) | fin;
 }
 
-/* Whether both sides have sent FIN, and have acknowledged the other one's: a FIN that a third party
- * sends within a window counts only once its receiver has acknowledged it. Each side writes only to
- * its own record. Any segment detects it, unless the two last acknowledgements are processed at
- * once: such a connection is removed by age (conns.go). */
+/* Returns whether both sides have sent FIN, and have acknowledged the other one's: a FIN that a
+ * third party sends within a window counts only once its receiver has acknowledged it. Each side
+ * writes only to its own record. Any segment detects it, unless the two last acknowledgements are
+ * processed at once: such a connection is removed by age (conns.go). */
 static __always_inline int fw_tcp_closed(const struct fw_peer *a, const struct fw_peer *b)
 {
 	return a->flags & b->flags & FW_PEER_FIN && !fw_seq_after(a->end, b->acked) &&
 	       !fw_seq_after(b->end, a->acked); /* a FIN acknowledges, so that both are known */
 }
 
-/* Whether the connection is one that an earlier version of the module has tracked, with neither
- * side known. */
+/* Returns whether the connection is one that an earlier version of the module has tracked, with
+ * neither side known. */
 static __always_inline int fw_conn_is_learnt(struct fw_conn *c)
 {
 	if (!(c->peer[0].maxwin | c->peer[1].maxwin))
@@ -221,8 +221,8 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	return FW_FIT_YES;
 }
 
-/* Whether the initiator's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged
- * that, the other side's maxend is the least that it must acknowledge. */
+/* Returns whether the initiator's segment leaves the SYN+ACK unacknowledged. Until it has
+ * acknowledged that, the other side's maxend is the least that it must acknowledge. */
 static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const struct fw_peer *s,
 						  const struct fw_peer *r, const struct fw_flow *f)
 {
@@ -266,7 +266,7 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 	return fit;
 }
 
-/* Whether the ICMP error that f describes quotes a segment that may be in flight. */
+/* Returns whether the ICMP error that f describes quotes a segment that may be in flight. */
 static __always_inline int fw_tcp_quotes(const struct fw_conn *c, const struct fw_flow *f)
 {
 	const struct fw_peer *s = &c->peer[~f->dir & 1], *r = &c->peer[f->dir & 1];

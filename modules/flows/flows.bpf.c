@@ -76,7 +76,7 @@ static __always_inline void flows_count_tcp(const struct kerb_pkt *pkt, struct f
 	flows_tcp(v, &v->side[side], &v->side[!side], side, &s);
 }
 
-/* Whether the packet can belong to a flow; IP packets that cannot are counted. */
+/* Returns whether the packet can belong to a flow; IP packets that cannot are counted. */
 static __always_inline bool flows_key_of(struct kerb_pkt *pkt, struct flows_key *key, __u32 side,
 					 bool count)
 {

@@ -128,7 +128,7 @@ type request struct {
 type socket struct {
 	Ifindex uint32 `json:"ifindex"`
 	Queue   uint32 `json:"queue"`
-	Bell    bool   `json:"bell"` // it wakes only
+	Bell    bool   `json:"bell"` // a wake socket: it only wakes the program
 }
 
 // socketsEntry mirrors struct icpt_sockets.

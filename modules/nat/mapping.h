@@ -93,7 +93,7 @@ static __always_inline __u32 nat_closes(const struct kerb_pkt *pkt)
 	return tcp && (tcp->fin || tcp->rst) ? NAT_CLOSING : 0;
 }
 
-/* Whether the port belongs to the mapping of an inside end. opens: the packet begins a
+/* Returns whether the port belongs to the mapping of an inside end. opens: the packet begins a
  * connection. */
 static __always_inline bool
 nat_mapping_use(struct nat_outside *key, const struct nat_inside *inside, __u32 state, bool opens)

@@ -22,13 +22,13 @@ static __always_inline int nat_drop(struct kerb_pkt *pkt, int rc)
 					       : KERB_DROP_MALFORMED);
 }
 
-/* Whether the headers cannot be read. */
+/* Returns whether the headers cannot be read. */
 static __always_inline bool nat_is_malformed(const struct kerb_pkt *pkt)
 {
 	return pkt->outcome != KERB_PARSE_OK && pkt->outcome != KERB_PARSE_NOT_IP;
 }
 
-/* Whether the packet's family has an outside address. */
+/* Returns whether the packet's family has an outside address. */
 static __always_inline bool nat_is_on(const struct kerb_pkt *pkt)
 {
 	return pkt->family == 4 ? outside4 : pkt->family == 6 && (outside6_high || outside6_low);

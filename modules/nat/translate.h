@@ -159,7 +159,7 @@ static __always_inline int nat_kind(const struct kerb_pkt *pkt)
 										: NAT_OTHER;
 }
 
-/* Whether a packet from the service is not translated. */
+/* Returns whether a packet from the service is not translated. */
 static __always_inline bool nat_is_excluded(const struct kerb_pkt *pkt, struct nat_work *w)
 {
 	struct nat_prefix to = { .len = 128, .addr = w->dst };

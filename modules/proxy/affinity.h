@@ -18,7 +18,7 @@ static __always_inline void px_affinity_key(struct px_flow *key, const struct px
 	}
 }
 
-/* Whether the packet is in midstream of a connection whose session is unknown. */
+/* Returns whether the packet is in midstream of a connection whose session is unknown. */
 static __always_inline int px_is_midstream(const struct px_work *w)
 {
 	return w->flow.proto == IPPROTO_TCP && !(w->tcp & KERB_TCP_SYN);

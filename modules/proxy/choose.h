@@ -144,8 +144,8 @@ static __always_inline struct px_vip *px_vip_of_port(struct px_work *w, struct p
 	return of ?: v;
 }
 
-/* Whether an instance gets no new sessions to the packet's port. The key is not on the stack, which
- * the callers use up on Linux 5.10. */
+/* Returns whether an instance gets no new sessions to the packet's port. The key is not on the
+ * stack, which the callers use up on Linux 5.10. */
 static __always_inline int px_port_is_excluded(struct px_work *w, __u32 instance)
 {
 	struct px_port *key = (void *)&w->other;

@@ -15,8 +15,8 @@ struct px_plain {
 	__u32 ports, hash;
 };
 
-/* Whether a packet without options, tags and fragmentation neither begins nor ends anything. family
- * is a constant. */
+/* Returns whether a packet without options, tags and fragmentation neither begins nor ends
+ * anything. family is a constant. */
 static __always_inline int px_read_plain(const struct kerb_pkt *pkt, __u32 family,
 					 struct px_plain *p)
 {
@@ -40,7 +40,7 @@ static __always_inline int px_read_plain(const struct kerb_pkt *pkt, __u32 famil
 	return 1;
 }
 
-/* Whether the other half of the IPv6 addresses differs. */
+/* Returns whether the other half of the IPv6 addresses differs. */
 static __always_inline int px_rest_differs(const struct kerb_pkt *pkt, const struct px_hot *h)
 {
 	__u8 *data = kerb_at(pkt, 0, ETH_HLEN + sizeof(struct ipv6hdr));
@@ -72,7 +72,7 @@ static __always_inline const struct px_hot *px_hot_lookup(const struct kerb_pkt 
 	return differs || (kerb_reread(pkt->family) != 4 && px_rest_differs(pkt, h)) ? 0 : h;
 }
 
-/* Whether the copy may be used: see is_settled(), which was true when it was made. */
+/* Returns whether the copy may be used: see is_settled(), which was true when it was made. */
 static __always_inline int px_hot_valid(const struct px_hot *h)
 {
 	struct px_instance *in;

@@ -262,7 +262,7 @@ static __always_inline int px_is_named(const struct px_session *s)
 	return s->flags & PX_NAMED && source_instance;
 }
 
-/* Whether both addresses are rewritten in packets of a flow. */
+/* Returns whether both addresses are rewritten in packets of a flow. */
 static __always_inline int px_changes_both(const struct px_session *s)
 {
 	return px_is_named(s) && (s->flags & (PX_REVERSE | PX_FAR)) != (PX_REVERSE | PX_FAR);

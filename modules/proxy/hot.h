@@ -137,7 +137,7 @@ static __always_inline struct px_session *px_session_lookup(const struct px_flow
 	return s ?: bpf_map_lookup_elem(&pending, f);
 }
 
-/* Whether a copy of a flow's session equals the session. */
+/* Returns whether a copy of a flow's session equals the session. */
 static __always_inline int px_hot_same(const struct px_hot *h, const struct px_session *s)
 {
 	const px_wide *to = &h->to6[s->flags & PX_REVERSE ? 0 : 2];
@@ -235,7 +235,7 @@ static __always_inline __u32 px_hot_tick(__u32 age, __u64 jiffies)
 	return jiffies >> (age & 31);
 }
 
-/* Whether a flow was copied there in this moment. */
+/* Returns whether a flow was copied there in this moment. */
 static __always_inline int px_hot_taken(const struct px_hot *h, const struct px_warm *w)
 {
 	return h->tick == px_hot_tick(h->age, w->jiffies) && h->epoch == w->epoch;
@@ -278,7 +278,7 @@ static __noinline int px_hot_store(const struct px_flow *f, __u32 family, const 
 	return 1;
 }
 
-/* Whether this CPU knows that neither the packets of a flow nor their replies belong to a
+/* Returns whether this CPU knows that neither the packets of a flow nor their replies belong to a
  * session. */
 static __always_inline int px_hot_is_direct(const struct px_flow *f, __u32 family,
 					    const struct px_warm *w)
@@ -299,8 +299,8 @@ static __always_inline int px_hot_is_direct(const struct px_flow *f, __u32 famil
 	       !__builtin_memcmp(h->rest, &f->src.word[2], sizeof(h->rest));
 }
 
-/* Whether replies to a UDP packet without a session would be taken for those of a session. No
- * packet indicates that a flow begins: all of them are compared, unless they are cached. */
+/* Returns whether replies to a UDP packet without a session would be taken for those of a session.
+ * No packet indicates that a flow begins: all of them are compared, unless they are cached. */
 static __noinline int px_is_ambiguous(const struct px_flow *f, __u32 family,
 				      const struct px_warm *w)
 {

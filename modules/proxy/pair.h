@@ -63,8 +63,8 @@ static __noinline int px_pair_key(const struct px_flow *f, const struct px_sessi
 	return px_is_named(s) ? px_pair_names(f, s, pair) : 0;
 }
 
-/* Whether the other entry exists: the LRU may have evicted it. The lookup marks it as used in any
- * case. */
+/* Returns whether the other entry exists: the LRU may have evicted it. The lookup marks it as used
+ * in any case. */
 static __noinline int px_has_pair(const struct px_flow *f, const struct px_session *s)
 {
 	struct px_flow pair;

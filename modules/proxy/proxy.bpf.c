@@ -348,8 +348,8 @@ static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Whether a packet from the service without a session may begin one, or its address is to be
- * requested. tcp: its flags. */
+/* Returns whether a packet from the service without a session may begin one, or its address is to
+ * be requested. tcp: its flags. */
 static __always_inline int px_may_begin(const struct px_flow *f, int tcp)
 {
 	return (tcp & (KERB_TCP_SYN | KERB_TCP_ACK)) == KERB_TCP_SYN ||

@@ -33,8 +33,8 @@ enum px_step {
 	PX_OVER_QUOTA = 13, /* the interface has begun too many sessions */
 };
 
-/* Whether an existing entry with the key w->pair belongs to the session that is being created, or
- * to no session any more. */
+/* Returns whether an existing entry with the key w->pair belongs to the session that is being
+ * created, or to no session any more. */
 static __always_inline int px_pair_is_stale(struct px_work *w, const struct px_session *there)
 {
 	struct px_flow forward;
@@ -46,7 +46,7 @@ static __always_inline int px_pair_is_stale(struct px_work *w, const struct px_s
 	       !px_session_lookup(&forward);
 }
 
-/* Whether the table sessions has another session with the key w->pair. */
+/* Returns whether the table sessions has another session with the key w->pair. */
 static __always_inline int px_is_taken(struct px_work *w)
 {
 	struct px_session *there = bpf_map_lookup_elem(&sessions, &w->pair);
@@ -110,7 +110,7 @@ static __always_inline __u32 px_set_target(struct px_work *w, const struct px_in
 	return ifindex;
 }
 
-/* Whether the client's interface may begin another session. */
+/* Returns whether the client's interface may begin another session. */
 static __always_inline int px_may_open(struct px_work *w)
 {
 	struct px_share *share = px_share_of(w->flow.ifindex, w->now);
@@ -360,8 +360,8 @@ static __always_inline void px_session_update(struct px_work *w)
 		px_affinity_answered(w);
 }
 
-/* Whether packets are seen on the same hooks as when the session was created: the proxy may have
- * been attached to the instance's interface, or detached from it, since. */
+/* Returns whether packets are seen on the same hooks as when the session was created: the proxy may
+ * have been attached to the instance's interface, or detached from it, since. */
 static __always_inline int px_hooks_unchanged(const struct px_work *w, const struct px_session *s,
 					      struct px_instance *in)
 {
@@ -396,8 +396,8 @@ static __always_inline int px_reselect(struct px_work *w, const struct px_sessio
 	return PX_RESELECT;
 }
 
-/* Whether a session can continue unchanged: PX_GO. Errors and later fragments follow it in any
- * case: the next whole packet acts on changes. */
+/* Returns whether a session can continue unchanged: PX_GO. Errors and later fragments follow it in
+ * any case: the next whole packet acts on changes. */
 static __always_inline int px_session_check(struct px_work *w, const struct px_session *s)
 {
 	struct px_instance *in;
@@ -430,8 +430,8 @@ static __noinline int px_session_packet(struct px_work *w)
 	return 0;
 }
 
-/* Whether a packet to an address that is not virtual may be the first one of a connection, which
- * only TCP indicates. The port of SCTP cannot change. */
+/* Returns whether a packet to an address that is not virtual may be the first one of a connection,
+ * which only TCP indicates. The port of SCTP cannot change. */
 static __always_inline int px_may_be_first(const struct px_work *w)
 {
 	if (w->kind == PX_ECHO)

@@ -41,8 +41,8 @@ static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
 	return s;
 }
 
-/* Whether sessions has room for another one of the interface, which may have of_free times the free
- * entries: fewer as the table fills, so that others get some. */
+/* Returns whether sessions has room for another one of the interface, which may have of_free times
+ * the free entries: fewer as the table fills, so that others get some. */
 static __always_inline int px_share_allows(const struct px_share *s, __u64 of_free)
 {
 	__u32 zero = 0;

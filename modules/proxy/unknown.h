@@ -30,8 +30,8 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 	return 0;
 }
 
-/* Whether the interface has recently sent so many packets to the control plane, for this address or
- * for all, that further ones are not passed. */
+/* Returns whether the interface has recently sent so many packets to the control plane, for this
+ * address or for all, that further ones are not passed. */
 static __always_inline int px_request_limited(struct px_work *w)
 {
 	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;
@@ -107,8 +107,8 @@ static __always_inline int px_request_send(const struct kerb_pkt *pkt, struct px
 	return -1;
 }
 
-/* Whether the source is a virtual address that is not the sender's, as written by another proxy in
- * front of this one, for example. */
+/* Returns whether the source is a virtual address that is not the sender's, as written by another
+ * proxy in front of this one, for example. */
 static __always_inline int px_is_spoofed(const struct px_flow *f)
 {
 	struct px_name *name;

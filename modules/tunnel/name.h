@@ -13,8 +13,8 @@ static __always_inline struct tun_name *tun_sender_lookup(const struct in6_addr 
 	return mode == TUN_MODE_OAKESTRA ? bpf_map_lookup_elem(&names, src) : 0;
 }
 
-/* Whether a node has recently sent so many packets to the control plane, from this source or from
- * all, that further ones are not passed. */
+/* Returns whether a node has recently sent so many packets to the control plane, from this source
+ * or from all, that further ones are not passed. */
 static __always_inline int tun_hold_is_limited(const struct tun_sender_key *key, __u32 window,
 					       __u32 most)
 {

@@ -60,8 +60,8 @@ static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 	return !kerb_store_bytes(pkt, 0, &eth, sizeof(eth));
 }
 
-/* Whether a packet without link header is UDP to our port at one of our addresses. Reports ICMP
- * errors. */
+/* Returns whether a packet without link header is UDP to our port at one of our addresses. Reports
+ * ICMP errors. */
 static __noinline int tun_is_for_us(const struct kerb_pkt *pkt, __u32 half)
 {
 	__u32 off = sizeof(struct ipv6hdr), proto;

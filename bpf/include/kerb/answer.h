@@ -88,7 +88,7 @@ static __always_inline int kerb_is_icmp_error(const struct kerb_pkt *pkt)
 	       *type != KERB_ICMP_TIMESTAMP && *type != KERB_ICMP_TIMESTAMP_REPLY;
 }
 
-/* Whether the packet may be answered. */
+/* Returns whether the packet may be answered. */
 static __always_inline int kerb_answerable(const struct kerb_pkt *pkt)
 {
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));

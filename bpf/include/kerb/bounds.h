@@ -16,11 +16,11 @@ static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 	pkt->data_end = (void *)kerb_ctx_field(ctx, data_end);
 }
 
-/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or
- * off is beyond KERB_MAX_OFFSET. The xor makes off a value of its own to the verifier: otherwise
- * the comparison would bound what off was computed from, and keep states of the caller apart that
- * could be merged. The mask repeats the comparison for verifiers that lose the bound when the value
- * is spilled; the barrier keeps the compiler from removing it. */
+/* Returns a pointer to len bytes at offset off of the frame, or NULL if the linear part ends before
+ * them or off is beyond KERB_MAX_OFFSET. kerb_detach makes off an independent scalar for the
+ * verifier: otherwise the comparison would also bound what off was computed from, and prevent
+ * pruning of states of the caller. The mask repeats the comparison for verifiers that lose the
+ * bound when the value is spilled; the barrier keeps the compiler from removing it. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
 {
 	void *p;

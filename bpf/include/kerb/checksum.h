@@ -90,10 +90,10 @@ static __always_inline int kerb_summed(kerb_ctx *ctx)
 	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
 }
 
-/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): the field
- * then holds only the sum of the pseudo-header, not complemented. A program cannot read the state,
- * but can distinguish the four states by the operations that each one permits, which leave the
- * packet unchanged. Do not use it for every packet: it makes five calls. */
+/* Returns whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): the
+ * field then holds only the sum of the pseudo-header, not complemented. A program cannot read the
+ * state, but can distinguish the four states by the operations that each one permits, which leave
+ * the packet unchanged. Do not use it for every packet: it makes five calls. */
 static __always_inline int kerb_is_partial(const struct kerb_pkt *pkt)
 {
 	if (bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_QUERY) >= 0)

@@ -126,7 +126,7 @@ static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 if
 	return kerb_redirect(pkt, ifindex, flags);
 }
 
-/* Whether a previous module has redirected the packet. */
+/* Returns whether a previous module has redirected the packet. */
 static __always_inline int kerb_is_redirected(const struct kerb_pkt *pkt)
 {
 	return pkt->to_flags & KERB_TO_DEFERRED;

@@ -1,32 +1,35 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The one parser: Ethernet, up to two VLAN tags (0x8100, 0x88a8, 0x9100, 0x9200), IPv4 with options
- * (RFC 791), IPv6 with extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6
- * headers bounded. It runs once per packet at the head of a chain.
+/* The parser of all chains: Ethernet, up to two VLAN tags (0x8100, 0x88a8, 0x9100, 0x9200), IPv4
+ * with options (RFC 791), IPv6 with extension headers (RFC 8200), fragments, and the bounds of TCP,
+ * UDP, ICMP and ICMPv6 headers. It runs once per packet at the head of a chain.
  *
- * It has two speeds. kerb_parse_plain (kerb/plain.h) is straight code for nearly every packet: TCP
- * or UDP directly behind a plain Ethernet and IP header. It leaves everything else to
- * kerb_parse_stages, which alone defines what the context holds. The stages exchange numbers only,
- * so that the verifier can check each of them once, as a global function, and not once for each
- * path to it.
+ * It has a fast path and a slow path. kerb_parse_plain (kerb/plain.h) is straight-line code for
+ * nearly every packet: TCP or UDP directly after a plain Ethernet and IP header. It leaves
+ * everything else to kerb_parse_stages, which alone defines the contents of the packet context. The
+ * stages pass scalars only, so that the verifier checks each of them once, as a global function,
+ * not once for each path to it.
  *
- * Whatever the outcome, the context is safe to use:
- *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
- *   SHORT_L4, BAD_L4        the same without KERB_F_L4: addresses and protocol are known, ports are
- * not
- *   failure in an IPv6      family is 6, l4, l4_len and proto are those of the extension header
- * that stopped the parser;
- *   extension header        flags hold what was seen before it
- *   other IP failures       family, proto, flags and l4_len are 0, l3 and l4 are where the IP
- * header should be
- *   NOT_IP                  the same; eth_type has the type
- *   SHORT_L2, VLAN_DEPTH    the same; l3 and l4 are where the parser stopped, eth_type the last
- * type it read So: family says that the addresses can be read, KERB_F_L4 that the ports can.
+ * The packet context is safe to use after every outcome:
  *
- * Fragments. A later one has no L4, and proto is what its IP or Fragment header names, which may be
- * an extension header. A first one whose payload ends within the transport header (RFC 1858, RFC
- * 7112) is SHORT_L4 or SHORT_L3, never OK with KERB_F_L4. An IPv6 Fragment header with offset 0 and
- * no more to come (RFC 6946) is no fragment. What follows the Fragment header of a first fragment,
- * extension headers too, is parsed like anything else. */
+ *	OK			all fields are set; l4 is a transport header only with KERB_F_L4
+ *	SHORT_L4, BAD_L4	the same without KERB_F_L4: addresses and protocol are known, ports
+ *				are not
+ *	failure in an IPv6	family is 6; l4, l4_len and proto are of the extension header at
+ *	extension header	which the parser stopped; flags are of the headers before it
+ *	other IP failures	family, proto, flags and l4_len are 0; l3 and l4 are where the IP
+ *				header should be
+ *	NOT_IP			the same; eth_type is the type
+ *	SHORT_L2, VLAN_DEPTH	the same; l3 and l4 are where the parser stopped, eth_type is the
+ *				last type that was read
+ *
+ * So addresses can be read if family is not 0, and ports with KERB_F_L4.
+ *
+ * Fragments. A later fragment has no L4, and proto is the next header of its IP or Fragment header,
+ * which may be an extension header. A first fragment whose payload ends within the transport header
+ * (RFC 1858, RFC 7112) is SHORT_L4 or SHORT_L3, never OK with KERB_F_L4. A packet with an IPv6
+ * Fragment header with offset 0 and no more fragments (RFC 6946, atomic fragment) is not a
+ * fragment. After the Fragment header of a first fragment, parsing continues as in any packet, with
+ * extension headers. */
 #ifndef KERB_PARSE_H
 #define KERB_PARSE_H
 

@@ -51,8 +51,8 @@ static __always_inline __u64 kerb_frame_offset(__u64 n)
 	return n;
 }
 
-/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL if the frame ends
- * before them. */
+/* Returns a pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL if the
+ * frame ends before them. */
 static __always_inline void *kerb_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
@@ -61,7 +61,7 @@ static __always_inline void *kerb_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 	return p + len > end ? 0 : p;
 }
 
-/* Whether there are only options that an answer may omit: End, No-Operation, Record Route,
+/* Returns whether there are only options that an answer may omit: End, No-Operation, Record Route,
  * Timestamp, Router Alert. Not source routes, nor unknown options. */
 KERB_GLOBAL int kerb_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 {
@@ -93,9 +93,9 @@ KERB_GLOBAL int kerb_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 
 #define KERB_EXT_STEPS 48 /* headers and options that are examined */
 
-/* Whether there are only extension headers that an answer may omit: hop-by-hop and destination
- * options that are to be skipped by hosts that do not know them (RFC 8200, 4.2), routing headers
- * with no segments left, fragment headers of whole packets (RFC 6946). */
+/* Returns whether there are only extension headers that an answer may omit: hop-by-hop and
+ * destination options that are to be skipped by hosts that do not know them (RFC 8200, 4.2),
+ * routing headers with no segments left, fragment headers of whole packets (RFC 6946). */
 KERB_GLOBAL int kerb_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 {
 	__u64 off = l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
@@ -169,8 +169,8 @@ KERB_GLOBAL int kerb_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 	return kerb_fold(sum);
 }
 
-/* Pointer to len bytes (a constant) at an offset of the payload, or NULL if the frame ends before
- * them. Check r->len: the bytes after it do not belong to the request. */
+/* Returns a pointer to len bytes (a constant) at an offset of the payload, or NULL if the frame
+ * ends before them. Check r->len: the bytes after it do not belong to the request. */
 static __always_inline void *kerb_request_at(const struct kerb_request *r, __u64 off, __u64 len)
 {
 	__u64 at = r->payload + off;
@@ -250,7 +250,7 @@ static __always_inline int kerb_ip4_checksum_right(const struct kerb_pkt *pkt,
 	return kerb_fold(sum) == 0xffff;
 }
 
-/* Whether a checksum that holds only the sum of the pseudo-header may have been left to the
+/* Returns whether a checksum that holds only the sum of the pseudo-header may have been left to the
  * sender's network card. XDP cannot know. On TC the kernel knows: it does not change a partial
  * checksum when the payload changes. */
 static __always_inline int kerb_request_is_partial(struct kerb_pkt *pkt, struct udphdr *udp)
@@ -303,8 +303,8 @@ static __always_inline int kerb_request_is_linear(struct kerb_pkt *pkt, __u32 en
 #endif
 }
 
-/* Whether the options can be removed: on TC this requires a link header without a VLAN tag in
- * it. */
+/* Returns whether the options can be removed: on TC this requires a link header without a VLAN tag
+ * in it. */
 static __always_inline int kerb_request_options_ok(const struct kerb_pkt *pkt)
 {
 #ifndef KERB_HOOK_XDP

@@ -27,7 +27,7 @@
  *	}
  *
  * kerb.yaml has `replies: true`. The functions are called in this order. Up to kerb_reply_begin the
- * packet is unchanged: with KERB_NEXT the program behind the port answers it. Offsets and lengths
+ * packet is unchanged: with KERB_NEXT the program on the port answers it. Offsets and lengths
  * are bytes, of the payload unless something else is stated. The payload is in the byte order of
  * its sender, headers are in network byte order. kerb_request_verify, kerb_reply_begin, _store and
  * _finish invalidate pointers into the packet.
@@ -37,7 +37,7 @@
  * complete. On TC it is what the request's is: complete, partial (the kernel or a card completes
  * it), or none (0, IPv4 only).
  * The source of a request may be forged. A reply that is longer than its request makes the service
- * an amplifier, and replies need a rate limit by source (kerb_request.source) where anybody may
+ * an amplifier, and replies need a rate limit by source (kerb_request.source) where any host may
  * send. Sources that are this node or a broadcast address of its networks are not recognised here.
  *
  * Ethernet only. Linux 5.10 and newer. */
@@ -57,8 +57,8 @@ static __always_inline __u32 kerb_ip_len(const struct kerb_pkt *pkt)
 	return pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
 }
 
-/* Whether a reply of len bytes fits the interface's MTU; before Linux 5.12, KERB_IPV6_MIN_MTU. One
- * no longer than the request always fits. */
+/* Returns whether a reply of len bytes fits the MTU of the interface; before Linux 5.12,
+ * KERB_IPV6_MIN_MTU. A reply that is not longer than the request always fits. */
 static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 len)
 {
 	__u64 mtu = 0; /* of 32 bits: as kerb_key32 */
@@ -72,9 +72,9 @@ static __always_inline int kerb_reply_fits(const struct kerb_request *r, __u32 l
 	return kerb_ip_len(r->pkt) + sizeof(struct udphdr) + len <= KERB_IPV6_MIN_MTU;
 }
 
-/* Whether len bytes of payload, with headers, are more than times the asked bytes, which include
- * the IP header. A function that the verifier follows once: comparisons in the caller would give it
- * bounds that prevent it from merging states. */
+/* Returns whether len bytes of payload plus headers are more than `times` the asked bytes, which
+ * include the IP header. Global, as comparisons in the caller would add bounds that prevent the
+ * verifier from pruning states. */
 KERB_GLOBAL int kerb_exceeds(__u32 len, __u32 family, __u32 asked, __u32 times)
 {
 	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
@@ -83,8 +83,8 @@ KERB_GLOBAL int kerb_exceeds(__u32 len, __u32 family, __u32 asked, __u32 times)
 	return times && headers + (__u64)len > (__u64)times * asked;
 }
 
-/* Whether a reply of len bytes has more than times (0: any) the bytes of its request, IP headers
- * included: the amplification for a sender with a forged source. */
+/* Returns whether a reply of len bytes has more than times (0: any) the bytes of its request, IP
+ * headers included: the amplification for a sender with a forged source. */
 static __always_inline int kerb_reply_amplifies(const struct kerb_request *r, __u32 len,
 						__u32 times)
 {

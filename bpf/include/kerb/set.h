@@ -101,7 +101,7 @@ static __always_inline __u64 kerb_set_state(const __u64 *id)
 	return 0;
 }
 
-/* Whether a bucket has the element, negative if kerb_elements may have it. */
+/* Returns whether a bucket has the element, negative if kerb_elements may have it. */
 static __always_inline int kerb_set_in_bucket(const struct kerb_set_element *element)
 {
 	__u64 wanted = (__u64)element->set << 32 | element->word[0];
@@ -126,7 +126,7 @@ static __always_inline int kerb_set_in_bucket(const struct kerb_set_element *ele
 	return -1;
 }
 
-/* Whether the set contains the element with the words in key. A set that does not exist is
+/* Returns whether the set contains the element with the words in key. A set that does not exist is
  * empty. */
 static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_prefix *key, __u32 v6)
 {

@@ -67,7 +67,7 @@ static __always_inline int kerb_same_prefix(const struct kerb_trace_filter *f, c
 	return (have[0] & mask[0]) == want[0] && (have[1] & mask[1]) == want[1];
 }
 
-/* Whether the addresses and the port of an event match a session's filter. */
+/* Returns whether the addresses and the port of an event match a session's filter. */
 static __always_inline int kerb_trace_wanted(const struct kerb_trace_filter *f,
 					     const struct kerb_trace_event *e)
 {

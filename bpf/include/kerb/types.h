@@ -69,7 +69,8 @@ enum kerb_drop_reason {
 
 #define KERB_MAX_EXT  6	    /* IPv6 extension headers followed */
 #define KERB_MAX_HDRS 0x1ff /* no header starts further into the frame than this */
-/* how far kerb_at and, on XDP, kerb_load_bytes reach: the verifier needs a bound */
+/* the largest offset of kerb_at and, on XDP, of kerb_load_bytes, as the verifier requires a
+ * bound */
 #define KERB_MAX_OFFSET 0x3fff
 
 /* Accesses of struct kerb_pkt in modules are relocated (CO-RE): the linker finds fields by name, so
@@ -113,13 +114,13 @@ struct kerb_pkt {
 /* the kernel looks up route and neighbour on that interface, and writes the L2 header (TC only) */
 #define KERB_TO_NEIGH	(1 << 2)
 #define KERB_TO_MAP	(1 << 3) /* where the module's bpf_redirect_map() said (XDP only) */
-/* Set by kerb_redirect_deferred(): modules behind see the packet first (TC only). */
+/* Set by kerb_redirect_deferred(): the following modules see the packet first (TC only). */
 #define KERB_TO_DEFERRED (1 << 4)
-/* With KERB_TO_DEFERRED: the packet is parsed again if a module is behind, as this one has put
- * headers in or taken some out. */
+/* With KERB_TO_DEFERRED: the packet is parsed again before the next module, as this one has added
+ * or removed headers. */
 #define KERB_TO_REPARSE (1 << 5)
 
-/* In to_flags above the flags: the label of kerb_deliver(), 0 without. */
+/* In to_flags above the flags: the label of kerb_deliver(); 0: none. */
 #define KERB_LABEL_SHIFT 16
 #define KERB_TO_FLAGS	 ((1 << KERB_LABEL_SHIFT) - 1)
 
