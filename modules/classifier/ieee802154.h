@@ -7,7 +7,7 @@
 
 #include "maps.h"
 
-/* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are examined */
+/* aMaxPHYPacketSize; longer frames (802.15.4g) are parsed up to this length */
 #define CLS_FRAME_MAX 127
 
 /* The result of parsing a frame. */

@@ -14,7 +14,7 @@ KERB_CONFIG(_Bool, anti_spoof, 0);
 
 /* One lookup checks the MAC and the IP address together. Family 0 means the MAC alone, and an IP
  * address of zeros that of an interface without one. A key with nothing but the interface exempts
- * it: an interface that is no service has no addresses of its own. */
+ * it: an interface that is not a service has no addresses. */
 struct fw_own_key {
 	__u32 ifindex;
 	__u8 mac[ETH_ALEN];

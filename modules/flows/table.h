@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* The table of flows: one entry for both directions, by interface, protocol, addresses and ports.
  * The ends are named as the interface sees them (local is the service), so that a packet of either
- * direction finds its entry with one lookup; the entry says which end is the initiator. */
+ * direction finds its entry with one lookup; the entry has the initiator. */
 #ifndef FLOWS_TABLE_H
 #define FLOWS_TABLE_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by
+/* The maps of the proxy, and their writers. maps.go mirrors them in Go; a test compares both by
  * BTF.
  *
  *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes, names	the control
@@ -183,7 +183,7 @@ struct px_flow {
 #define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
 /* the instance is not local: its replies are seen on the way to the client */
 #define PX_FAR	   (1 << 2)
-/* the virtual service names its ports: a failed connect says something about the instance */
+/* the virtual service names its ports: a failed connect counts against the instance */
 #define PX_JUDGED  (1 << 3)
 /* the client is an instance, and sends from its virtual address (names) */
 #define PX_NAMED   (1 << 4)

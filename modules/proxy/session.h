@@ -17,7 +17,7 @@
 
 /* What happens to a packet. */
 enum px_step {
-	PX_GO = 0,	     /* translate it as the session says, and pass it on */
+	PX_GO = 0,	     /* translate it by the session, and pass it on */
 	PX_RESELECT = 1,     /* as if there were no session */
 	PX_ENROL = 12,	     /* make a session with w->instance */
 	PX_PASS = 2,	     /* leave it alone */

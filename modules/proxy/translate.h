@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rewrites a packet as its session says. Bytes are written in place, and so is the transport
+/* Translates a packet by its session. Bytes are written in place, and so is the transport
  * checksum if the kernel reports whether it is complete or still to be computed (CHECKSUM_PARTIAL).
  * Otherwise, and for the sum of the whole packet (CHECKSUM_COMPLETE), it is left to the kernel's
  * helper, which keeps this sum if nothing but the checksum itself has changed it. This holds in

@@ -30,8 +30,8 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 	return 0;
 }
 
-/* Returns whether the interface has recently sent so many packets to the control plane, for this
- * address or for all, that further ones are not passed. */
+/* Returns whether the interface is over the limit of packets that are passed to the control plane,
+ * for this address or for all. */
 static __always_inline int px_request_limited(struct px_work *w)
 {
 	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;

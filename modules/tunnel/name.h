@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Mode oakestra: between nodes an instance sends from its virtual address, which the proxy sets;
- * the table says from which node. */
+ * the map `names` has its node. */
 #ifndef TUN_NAME_H
 #define TUN_NAME_H
 
@@ -13,8 +13,8 @@ static __always_inline struct tun_name *tun_sender_lookup(const struct in6_addr 
 	return mode == TUN_MODE_OAKESTRA ? bpf_map_lookup_elem(&names, src) : 0;
 }
 
-/* Returns whether a node has recently sent so many packets to the control plane, from this source
- * or from all, that further ones are not passed. */
+/* Returns whether a node is over the limit of packets that are passed to the control plane, from
+ * this source or from all. */
 static __always_inline int tun_hold_is_limited(const struct tun_sender_key *key, __u32 window,
 					       __u32 most)
 {

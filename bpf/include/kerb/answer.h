@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers that a packet is turned into: ICMP errors and TCP resets. Include after <kerb/module.h>,
- * and return what the functions return: KERB_REPLY, or KERB_DROP where no answer is due.
+/* Replies that reject a packet: ICMP errors and TCP resets, into which the packet is turned.
+ * Include after <kerb/module.h>, and return what the functions return: KERB_REPLY, or KERB_DROP
+ * where no answer is due.
  *
  *	return kerb_icmp_unreachable(pkt, KERB_UNREACHABLE_PORT);
  *	return kerb_icmp_too_big(pkt, mtu);
  *	return kerb_tcp_reset(pkt);
  *
- * There is none to ICMP errors, later fragments, broadcast and multicast, and to senders that are
- * no single host (RFC 1122, 3.2.2; RFC 4443, 2.4), to packets with IPv4 options or IPv6 extension
- * headers, no reset to resets and fragments, and none beyond a rate. The answer comes from the
- * address that the packet was for. The rest of the packet context is not that of the answer. */
+ * They are not sent to ICMP errors, later fragments, broadcast and multicast, senders that are not
+ * a single host (RFC 1122, 3.2.2; RFC 4443, 2.4), and packets with IPv4 options or IPv6 extension
+ * headers; no reset is sent to resets and fragments; and there is a rate limit. The source address
+ * is the destination of the packet. The packet context is not valid for the answer. */
 #ifndef KERB_ANSWER_H
 #define KERB_ANSWER_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a feature extractor hands to a model, and what it gets back. Include <kerb/infer.h>:
+/* The interface between a feature extractor and a model. Include <kerb/infer.h>:
  *
  *	struct kerb_inference *s = kerb_inference();
  *
@@ -10,11 +10,11 @@
  *	if (!kerb_infer(KERB_MODEL_LIVE) && s->decision[KERB_MODEL_LIVE].class)
  *		return kerb_drop(pkt, BY_MODEL);
  *
- * Features are whole numbers in the host's byte order, in the order of the names that the model was
- * packed with (`kerb model pack`, or Pack of the Go package sdk/model); what a number counts is
- * between the extractor and the model. All of it happens in one run of the program, on one CPU:
- * enclose it in kerb_scratch_enter() and kerb_scratch_leave(). Inference leaves features and packet
- * as they are. Linux 5.10 and newer. */
+ * Features are integers in host byte order, in the order of the names that the model was packed
+ * with (`kerb model pack`, or Pack of the Go package sdk/model); the meaning of each is up to
+ * extractor and model. All of it happens in one run of the program, on one CPU: enclose it in
+ * kerb_scratch_enter() and kerb_scratch_leave(). Inference leaves features and packet as they are.
+ * Linux 5.10 and newer. */
 #ifndef KERB_FEATURES_H
 #define KERB_FEATURES_H
 
@@ -30,7 +30,7 @@
 
 enum kerb_model_role {
 	KERB_MODEL_LIVE = 0,   /* decides */
-	KERB_MODEL_SHADOW = 1, /* is only compared */
+	KERB_MODEL_SHADOW = 1, /* its decision is only compared */
 	KERB_MODEL_ROLES = 2,
 };
 
@@ -41,8 +41,8 @@ struct kerb_features {
 struct kerb_decision {
 	__u32 version; /* of the model that decided */
 	__u32 class;   /* index into the model's classes; 0 is normal traffic */
-	/* Q15, 0 to 32768: probability that the class is not 0, where the model gives one; else 0
-	 * or 32768 */
+	/* Q15, 0 to 32768: probability that the class is not 0, if the model computes one,
+	 * otherwise 0 or 32768 */
 	__s32 score;
 	__u32 slot; /* slot of the model */
 };
@@ -50,7 +50,7 @@ struct kerb_decision {
 /* Work space of one CPU. The fields before a are the interface; the rest belongs to the engine. */
 struct kerb_inference {
 	struct kerb_features features;
-	__s64 never; /* lower than every threshold: the feature of leaves */
+	__s64 never; /* below every threshold: the feature of leaves */
 	struct kerb_decision decision[KERB_MODEL_ROLES];
 	/* activations; a layer reads one half and writes the other */
 	__s64 a[2][KERB_MODEL_WIDTH_MAX + 8];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Histograms of whole numbers, such as times in ns or lengths in bytes: an array of __u64 with four
- * buckets for each power of two. Below 4 a value is its bucket; else, with e = floor(log2(v)), the
- * bucket is (e - 1) * 4 + (v >> (e - 2) & 3). The last bucket has all that is larger. A bucket is
+/* Histograms of integers, such as times in ns or lengths in bytes: an array of __u64 with four
+ * buckets for each power of two. A value below 4 is its bucket; otherwise, with e = floor(log2(v)),
+ * the bucket is (e - 1) * 4 + (v >> (e - 2) & 3). The last bucket has no upper bound. A bucket is
  * at most a fourth as wide as its lower bound. Control planes read it as sdk.Histogram. */
 #ifndef KERB_HISTOGRAM_H
 #define KERB_HISTOGRAM_H

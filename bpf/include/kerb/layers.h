@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Layers of neurons. Every sum is exact in 64 bits, whatever the inputs: the loader refuses weights
- * for which it would not be. What leaves a neuron saturates.
+/* Layers of neurons. Sums are exact in 64 bits for all inputs: the loader refuses other weights.
+ * Outputs of neurons saturate.
  *
  * Packed layers have weights of 8 bits and inputs of 7 bits without a sign. A word is w0 + w1 *
  * 2^21 + w2 * 2^42, the weights of three neurons, so that one multiplication makes three products.
@@ -170,8 +170,8 @@ static __always_inline const struct kerb_model *kerb_model(__u32 slot)
 	return bpf_map_lookup_elem(&models, &slot);
 }
 
-/* Evaluates one layer of a model. Global, so that the verifier follows it once, and not for each
- * layer and each path through the one before. */
+/* Evaluates one layer of a model. Global, so that the verifier checks it once, not for each layer
+ * and each path through the previous one. */
 __noinline int kerb_model_layer(__u32 slot, __u32 layer)
 {
 	const struct kerb_model *m = kerb_model(slot);
@@ -230,7 +230,7 @@ kerb_model_small_layer(const struct kerb_model *m, __u32 i, struct kerb_model_fo
 }
 
 /* A small network takes less time than calls, loops and memory accesses: it is inlined, its values
- * in registers. The output offset of a layer is included in what the next one adds. */
+ * in registers. The output offset of a layer is included in the constants of the next one. */
 static __always_inline void kerb_infer_small(const struct kerb_model *m, struct kerb_inference *s)
 {
 	__s64 offset = m->layer[(m->layers - 1) & (KERB_MODEL_LAYERS_MAX - 1)].offset;

@@ -30,9 +30,9 @@ static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 		       : 0;
 }
 
-/* Makes the verifier forget what it knows about the packet, so that it follows the subsequent code
- * once, and not once for each path through the parser and previous branches. Adds a zero whose
- * value the verifier does not know. */
+/* Makes the packet context unknown to the verifier, so that it walks the following code once, not
+ * once for each path through the parser and previous branches. Adds a zero whose value the verifier
+ * does not know. */
 static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 {
 	__u64 zero = kerb_unknown_zero(pkt->ctx);

@@ -140,8 +140,8 @@ static __always_inline int kerb_walk_lacks(const struct kerb_walk *w, __u64 len)
 	return w->data + w->off + len > w->end;
 }
 
-/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in
- * the loops below. */
+/* Returns a == b without a branch: each branch doubles the paths that the verifier walks in the
+ * loops below. */
 static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 {
 	__u64 differs = a ^ b;

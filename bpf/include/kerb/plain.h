@@ -16,7 +16,7 @@
 /* more-fragments bit or an offset */
 #define KERB_IP_FRAG_ANY 0x3fff
 
-/* Returns whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and the
+/* Returns whether the TCP or UDP header at l4, of which 8 bytes are present, fits the frame and the
  * rest of a datagram. */
 static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
 {
@@ -35,8 +35,8 @@ static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u
 }
 
 /* Sets the fields that modules read most, in one write, because the chain's entry reads them in one
- * (internal/dataplane/kinds.go): a processor is slow to read in one go what was written in
- * parts. */
+ * (internal/dataplane/kinds.go): a load that spans several smaller stores is slow (no store
+ * forwarding). */
 static __always_inline void kerb_set_kind(struct kerb_pkt *pkt, __u8 family, __u8 proto, __u8 flags,
 					  __u8 outcome)
 {

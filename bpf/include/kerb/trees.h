@@ -50,7 +50,8 @@ static __always_inline void kerb_tree_vote(const struct kerb_model *m, struct ke
 	}
 }
 
-/* KERB_MODEL_ABREAST trees from tree t on. With one output their sum is returned, else 0. */
+/* KERB_MODEL_ABREAST trees from tree t on. Returns their sum if there is one output, otherwise
+ * 0. */
 static __always_inline __s64 kerb_tree_walk_group(const struct kerb_model *m,
 						  struct kerb_inference *s, __u32 t)
 {

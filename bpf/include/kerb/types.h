@@ -60,7 +60,7 @@ enum kerb_drop_reason {
 };
 #define KERB_DROP_REASON 0xff /* of struct kerb_pkt.reason; a note is above (kerb_drop_noted) */
 
-#define KERB_F_FRAG_FIRST (1 << 0) /* first fragment: L4 is there, the payload is not complete */
+#define KERB_F_FRAG_FIRST (1 << 0) /* first fragment: with L4, the payload is incomplete */
 #define KERB_F_FRAG_LATER (1 << 1) /* later fragment: no L4 */
 #define KERB_F_OPTIONS	  (1 << 2) /* IPv4 options are present */
 #define KERB_F_EXT	  (1 << 3) /* IPv6 extension headers other than Fragment are present */
