@@ -22,7 +22,7 @@ import (
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 )
 
-// Broker is the cluster's MQTT broker. Its address comes with the registration.
+// Broker is the cluster's MQTT broker. The registration contains its address.
 type Broker struct {
 	Port         int    `json:"port,omitempty"` // default 10003
 	TLS          bool   `json:"tls,omitempty"`  // on if there is a ca or a certificate
@@ -58,7 +58,7 @@ const defaultMTU, minMTU, maxMTU = 1450, 1280, 65535
 
 const anyAddress = "0.0.0.0"
 
-// withNetcfg fills in what o leaves open: from NetManager's file, if there is one, then from Oakestra's defaults.
+// withNetcfg fills in unset options: from NetManager's file, if it exists, then from Oakestra's defaults.
 func (o Options) withNetcfg() (Options, error) {
 	var n netcfg
 	var t tuncfg
@@ -140,7 +140,7 @@ const (
 	keepAlive    = 10 * time.Second
 )
 
-// options are those of one connection. Files are read each time: certificates are renewed.
+// options returns the options of one connection. It reads files each time, since certificates are renewed.
 func (b Broker) options(cluster, worker string) (*mqtt.ClientOptions, error) {
 	opts := mqtt.NewClientOptions().AddBroker(b.url(cluster)).SetClientID(worker).SetProtocolVersion(4).
 		SetCleanSession(true).SetAutoReconnect(false).SetConnectRetry(false).SetConnectTimeout(connectLimit).

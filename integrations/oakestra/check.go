@@ -23,7 +23,7 @@ import (
 	"github.com/eclipse/paho.mqtt.golang/packets"
 )
 
-// Finding is what one check has found. Status is ok, warn or fail, and Remedy is empty only if it is ok.
+// Finding is the result of one check. Status is ok, warn or fail, and Remedy is empty only if it is ok.
 type Finding struct{ Status, Name, Found, Remedy string }
 
 // Values of Finding.Status.
@@ -33,10 +33,10 @@ const (
 	findingFail = "fail"
 )
 
-// CheckOptions say what Check examines.
+// CheckOptions are the options of Check.
 type CheckOptions struct {
 	Options
-	Services []string // to look up, alongside those that run here
+	Services []string // to look up, in addition to those that run here
 }
 
 // answerLimit is how long a query may take. The real service manager needs 5 to 60 ms.
@@ -56,8 +56,8 @@ type check struct {
 	all     []Finding
 }
 
-// Check speaks the protocol of a worker to the cluster of this node, whose network manager may be Kerb's or Oakestra's.
-// It asks for no subnet, as that would use one up, and withdraws the interest in services that it looks up.
+// Check connects to the cluster of this node as a worker; the node's network manager may be Kerb's or Oakestra's. It
+// does not request a subnet, as that would use one up, and withdraws its interest in the services that it looks up.
 func Check(ctx context.Context, o CheckOptions) ([]Finding, error) {
 	c := &check{o: o, id: "kerb-check-" + strings.ToLower(rand.Text()[:12]), answers: make(chan []byte, 16)}
 	var err error
@@ -91,7 +91,7 @@ func (c *check) note(status, name, remedy, format string, args ...any) {
 	c.all = append(c.all, Finding{status, name, fmt.Sprintf(format, args...), remedy})
 }
 
-// registration examines what the worker knows of itself.
+// registration checks the worker's own registration.
 func (c *check) registration() {
 	const name = "registration"
 	switch {
@@ -216,7 +216,8 @@ var errNoAnswer = fmt.Errorf("no answer within %s", answerLimit)
 // interest.
 const unassigned = "10.30.255.254"
 
-// serviceManager reports whether queries are answered. The cluster asks the root for what it does not know.
+// serviceManager reports whether the service manager replies to queries. The cluster forwards unknown names to the
+// root.
 func (c *check) serviceManager(ctx context.Context) bool {
 	const name = "service manager"
 	r, took, err := c.ask(ctx, tableRequest{Address: unassigned})
@@ -261,7 +262,7 @@ func (c *check) apiAnswers(ctx context.Context) bool {
 // maxChecked limits the services that are looked up.
 const maxChecked = 100
 
-// services compares what the cluster knows with what runs here.
+// services compares the cluster's table with the instances on this node.
 func (c *check) services(ctx context.Context) {
 	names := slices.Clone(c.o.Services)
 	for _, s := range c.state.Services {

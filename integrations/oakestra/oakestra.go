@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oakestra stands in for the network manager of an Oakestra node: it answers the requests of its eBPF manager
-// (/ebpf) and those that NodeEngine makes when containers come and go, and turns both into resources of the agent. It
-// is a process of its own, a client of the agent's API like any other.
+// Package oakestra replaces the network manager of an Oakestra node. It serves the requests of Oakestra's eBPF manager
+// (/ebpf), and those of NodeEngine when containers start and stop, and translates both to resources of the agent. It
+// runs in a separate process as a client of the agent's API.
 //
-// The agent's resources define what runs. A small file next to the store holds what they cannot hold: counters
-// that never go back, configs as they were sent, and who has which address. It is written before the kernel is touched,
-// so that whatever a killed process leaves behind is found, and finished or removed, by the next.
+// The agent's resources define what runs. A small file next to the store holds what they cannot contain: monotonic
+// counters, configs as they were sent, and the assignment of addresses. It is written before the kernel is changed, so
+// that the next process finds everything that a killed process has left, and completes or removes it.
 package oakestra
 
 import (
@@ -27,11 +27,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
-// Options are what the agent starts the integration with.
+// Options are the options that the agent passes to the integration.
 type Options struct {
 	Agent       string     // socket of the agent's API
 	State       string     // directory of the agent's state: interfaces and tables are named after it
-	File        string     // of what is deployed
+	File        string     // path of the state file
 	Socket      string     // that NodeEngine uses; empty: none
 	SocketGroup string     // group that may use it
 	TCP         string     // host:port; empty: none
@@ -42,12 +42,12 @@ type Options struct {
 	Subnet6     string
 	Ranges      []string // of virtual addresses, for the proxy
 	Broker      Broker
-	Cluster     string // unless the registration says
+	Cluster     string // default if the registration does not contain it
 	Address     string // of this node, to announce; empty: found out
 	Port        int    // of the tunnel, to announce
-	NetManager  string // its directory: files for what is not set, and its socket
+	NetManager  string // directory of NetManager, with its socket, and its files as defaults for other options
 	MTU         int    // of services; 0: from NetManager's file
-	// Packages are directories of packages that services may have by name.
+	// Packages are directories of packages that services can use by name.
 	Packages       []string
 	RequireModules bool // no service starts whose modules are not known
 	Abstractor     int  // port of the cluster's resource abstractor
@@ -61,7 +61,7 @@ const (
 	reportEvery = time.Second
 )
 
-// Listener answers Oakestra's requests.
+// Listener serves Oakestra's requests.
 type Listener struct {
 	agent agent
 	log   *slog.Logger
@@ -92,7 +92,7 @@ type Listener struct {
 	preparing string
 }
 
-// Main is the integration's process: it serves until ctx ends.
+// Main is the main function of the integration's process. It serves until ctx ends.
 func Main(ctx context.Context, o Options, log *slog.Logger, agent *link.Agent) error {
 	o, err := o.withNetcfg()
 	if err != nil {
@@ -121,7 +121,7 @@ func Main(ctx context.Context, o Options, log *slog.Logger, agent *link.Agent) e
 	return serve.Serve(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
-// open reads what is left of the last run, and clears away what that run did not finish.
+// open reads the state of the last run, and removes what that run did not complete.
 func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.Result)) (*Listener, error) {
 	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, times: defaultTimes,
 		net: newNetwork(o), wants: wants{used: map[string]bool{}}, resolved: resolved, look: make(chan struct{}, 1)}
@@ -149,8 +149,8 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 	return l, nil
 }
 
-// listen opens the configured sockets. NodeEngine's default socket is optional: a failure is logged only. On any other
-// error, what was opened is closed.
+// listen opens the configured sockets. NodeEngine's default socket is optional: a failure is only logged. On any other
+// error, it closes the opened sockets.
 func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	var all []serve.Endpoint
 	if o.Socket != "" {
@@ -222,7 +222,7 @@ func (l *Listener) handler() http.Handler {
 	return http.NewCrossOriginProtection().Handler(limited)
 }
 
-// recover answers and logs a panic of a handler.
+// recover logs a panic of a handler, and sends an error response.
 func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
 	reason := recover()
 	if reason == nil {
@@ -237,7 +237,7 @@ func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
 		http.StatusInternalServerError)
 }
 
-// follow clears away services whose namespace has ended without an undeploy, and what the agent did not confirm.
+// follow removes services whose namespace ended without an undeploy, and resources that the agent did not confirm.
 func (l *Listener) follow(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()

@@ -13,9 +13,10 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// pass lets forwarded packets from and to the bridge pass where Docker or ufw drop them by the policy of iptables'
-// chain FORWARD, as NetManager does; with want false it takes that back. A rule of another table could not: what one
-// table accepts another still drops. Chains that the operator has written with nft are left alone.
+// pass adds iptables rules that accept forwarded packets from and to the bridge, like NetManager, since Docker or ufw
+// drop them by the policy of chain FORWARD; with want false it removes them. A rule in another table would have no
+// effect: a packet that one table accepts can still be dropped by another. It does not change chains that the operator
+// created with nft.
 func pass(group uint32, bridge string, want bool) error {
 	c, err := nftables.New()
 	if err != nil {

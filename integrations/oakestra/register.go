@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// registration is what NodeEngine says of itself.
+// registration is the body of NodeEngine's registration.
 type registration struct {
 	ClientID       string `json:"client_id"`
 	ClusterAddress string `json:"cluster_address"`
@@ -45,8 +45,8 @@ func (r registration) check() error {
 // registerLimit is how long a registration waits for the subnet: the broker may start after this node.
 const registerLimit = 3 * time.Second
 
-// registerNode answers only when the node has a subnet and its modules' chains, each waited for with a limit. Without a
-// subnet in time it logs a warning; the registration is valid all the same.
+// registerNode responds when the node has a subnet and the chains of its modules, or after a timeout for each. Without
+// a subnet in time, it logs a warning; the registration is still valid.
 func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	var in registration
 	if !readJSON(w, r, &in) {
@@ -167,8 +167,8 @@ func (l *Listener) leave() {
 	}
 }
 
-// takeSubnet begins to use the subnet that the cluster has assigned to a worker. If it cannot be stored it is used all
-// the same: another request would use up another one.
+// takeSubnet starts to use the subnet that the cluster assigned to a worker, even if it cannot be stored: another
+// request would use up another subnet.
 func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// allowList is the firewall of Oakestra: packets pass in either direction if a rule says so, each by itself, and no
-// others.
+// allowList returns the config of Oakestra's stateless firewall: in each direction, only packets that match a rule
+// pass.
 func allowList() map[string]any {
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},

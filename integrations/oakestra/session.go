@@ -18,9 +18,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// session is this worker in its cluster: it exchanges messages with the cluster service manager over the cluster's
-// broker, from the registration until stop. It connects in the background, and again whenever the connection is lost.
-// After each connection it compares what the cluster knows with what is deployed here. It is safe for concurrent use.
+// session represents this worker in its cluster, from registration until stop: it exchanges messages with the cluster
+// service manager through the cluster's broker. It connects in the background, and reconnects when the connection is
+// lost. After each connection, it compares the cluster's table with the deployed instances. It is safe for concurrent
+// use.
 type session struct {
 	sessionOptions
 	log *slog.Logger
@@ -41,7 +42,7 @@ type session struct {
 	heard    time.Time // the last valid message
 }
 
-// sessionOptions are what a session is made of.
+// sessionOptions are the options of a session.
 type sessionOptions struct {
 	worker, cluster string
 	broker          Broker
@@ -75,7 +76,7 @@ var defaultTimes = times{retry: time.Second, maxRetry: time.Minute, lookup: 200 
 	maxSubnet: 5 * time.Minute, again: 2 * time.Minute, keep: 10 * time.Second, reconnect: time.Second,
 	maxReconnect: 15 * time.Second, ack: 2 * time.Second}
 
-// message is to be sent.
+// message is a message to send.
 type message struct {
 	topic       string // of a publication below nodes/ID/net/
 	body        any
@@ -83,7 +84,7 @@ type message struct {
 	unsubscribe bool
 }
 
-// startSession begins with the instances of this worker, and with the services that the agent uses.
+// startSession starts a session with the instances of this worker, and with the services that the agent uses.
 func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance, used []string) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{sessionOptions: o, log: log, cancel: cancel, ended: make(chan struct{}),
@@ -131,8 +132,8 @@ func (s *session) run(ctx context.Context) {
 	}
 }
 
-// connection connects, and works until the connection is lost. Each has a client of its own: one that reconnects by
-// itself would send old messages again, among them addresses of services that are gone.
+// connection connects, and works until the connection is lost. Each connection has a new client: with automatic
+// reconnection, a client would resend old messages, such as addresses of removed services.
 func (s *session) connection(ctx context.Context) error {
 	s.onConnect()
 	opts, err := s.broker.options(s.cluster, s.worker)
@@ -169,7 +170,7 @@ func await(ctx context.Context, t mqtt.Token, limit time.Duration) error {
 	}
 }
 
-// resume begins to use a connection. Subscriptions come before queries: no change is missed between them.
+// resume starts to use a connection. It subscribes before it sends queries, so that it misses no change.
 func (s *session) resume(ctx context.Context, client mqtt.Client) {
 	host := s.findHost(ctx)
 	s.mu.Lock()
@@ -190,8 +191,8 @@ func (s *session) resume(ctx context.Context, client mqtt.Client) {
 	}
 }
 
-// work sends what is due until the connection is lost or ctx ends. It is woken by changes and by the time of the next
-// message, so it does not poll the queue.
+// work sends messages that are due until the connection is lost or ctx ends. Changes and a timer for the next message
+// wake it.
 func (s *session) work(ctx context.Context, client mqtt.Client, lost <-chan error) error {
 	timer, look := time.NewTimer(0), time.NewTicker(s.times.again)
 	defer timer.Stop()
@@ -235,7 +236,7 @@ func (s *session) source(ctx context.Context) (netip.Addr, error) {
 	return sourceAddress(ctx, s.cluster, s.broker.Port)
 }
 
-// followHost asks what the cluster knows when the address of this node has changed. The answers lead to announcements.
+// followHost queries the cluster after the address of this node has changed. The replies lead to announcements.
 func (s *session) followHost(host netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +251,7 @@ func (s *session) followHost(host netip.Addr) {
 	s.wake()
 }
 
-// due takes what is to be sent now; next is when to look again.
+// due returns the messages to send now, and the time of the next ones.
 func (s *session) due(now time.Time) (out []message, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -350,7 +351,7 @@ func (s *session) receive(topic string, payload []byte) {
 	s.heard = time.Now()
 }
 
-// takeSubnet takes the first subnet. Others are answers to repeated requests.
+// takeSubnet accepts the first subnet. Further ones are replies to repeated requests.
 func (s *session) takeSubnet(payload []byte) error {
 	four, six, err := decodeSubnet(payload, s.ranges)
 	if err != nil {
@@ -395,7 +396,7 @@ func (s *session) describe() (reason, text string) {
 	return "", text
 }
 
-// question is what is asked of the cluster, until it is answered.
+// question is a query to the cluster without a reply so far.
 type question struct {
 	next     time.Time // when it is sent (again); zero: never
 	pause    time.Duration

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// state is what the file holds.
+// state is the content of the state file.
 type state struct {
 	Worker   string    `json:"worker,omitempty"`  // NodeEngine's id
 	Cluster  string    `json:"cluster,omitempty"` // address of the cluster
@@ -24,11 +24,11 @@ type state struct {
 	Last     int       `json:"lastAddress"` // number of the address that was given last
 	Modules  []module  `json:"modules,omitempty"`
 	Services []service `json:"services,omitempty"`
-	Claimed  bool      `json:"claimed,omitempty"` // what a version without owners has applied is the integration's
-	Jobs     []job     `json:"jobs,omitempty"`    // that are to be deployed
+	Claimed  bool      `json:"claimed,omitempty"` // ownership of resources of older versions, which set no owner, was claimed
+	Jobs     []job     `json:"jobs,omitempty"`    // announced, but not deployed yet
 }
 
-// module is a module as Oakestra knows it.
+// module is a module in Oakestra's API.
 type module struct {
 	ID       int    `json:"id"`
 	Name     string `json:"name"`
@@ -81,7 +81,7 @@ func readState(path string) (state, error) {
 	return fresh, nil
 }
 
-// save replaces the file in one step: it is the old one or the new one whatever happens.
+// save replaces the file atomically.
 func (l *Listener) save() error {
 	data, err := json.Marshal(l.state) // not indented: nested configs would become many times as long
 	if err != nil {

@@ -30,7 +30,7 @@ const (
 	maxDrops   = 1000
 )
 
-// follower makes log records of what is new since it last looked.
+// follower creates log records of changes, events and drops since the last poll.
 type follower struct {
 	agent *client.Client
 	to    otellog.Logger
@@ -183,7 +183,7 @@ func recordOfDrop(p v1.TracedPacket) otellog.Record {
 		last.Module, p.Protocol, p.Source, p.Destination, last.Reason), attributes...)
 }
 
-// noteValue is what a note says, as captures have it: a name, or a number without one.
+// noteValue returns the value of a note like in captures: its name, or else its number.
 func noteValue(s v1.TraceStep) string {
 	if s.Note == "" || s.Name != "" {
 		return s.Name

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package otlp exports what an agent reports to an OpenTelemetry collector, by OTLP over HTTP: the metrics of /metrics
-// under the same names, and changes, events and dropped packets as log records. The collector is named by the standard
-// environment variables of OpenTelemetry; nothing is sent without them.
+// Package otlp exports the data of an agent to an OpenTelemetry collector, by OTLP over HTTP: the metrics of /metrics
+// under the same names, and changes, events and dropped packets as log records. The standard environment variables of
+// OpenTelemetry configure the collector; without them nothing is sent.
 package otlp
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// Options say what is exported, and how often.
+// Options select the exported data, and the interval.
 type Options struct {
 	Agent    string        // path of the agent's socket
 	Interval time.Duration // between exports
@@ -42,11 +42,11 @@ const (
 	logsEndpoint    = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
 )
 
-// lastExport is how long the end waits for what is not exported yet.
+// lastExport is the timeout for the last export before the end.
 const lastExport = 5 * time.Second
 
-// Run exports until ctx ends. Without an agent, or a collector, it keeps running: what a collector misses of the
-// metrics is in the next export, log records are kept up to the limit of the SDK.
+// Run exports until ctx ends. It keeps running while the agent or the collector is not reachable: later exports contain
+// the current metrics, and log records are buffered up to the limit of the SDK.
 func Run(ctx context.Context, o Options, log *slog.Logger) (err error) {
 	hasMetrics := os.Getenv(endpoint) != "" || os.Getenv(metricsEndpoint) != ""
 	hasLogs := os.Getenv(endpoint) != "" || os.Getenv(logsEndpoint) != ""

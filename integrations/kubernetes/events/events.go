@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events writes Events of Kubernetes, with the plain client of package watch. Their number is bounded: one for
-// each reason and object that it is about, a limited rate, and a short queue. Namespaces take turns, and one cannot use
-// up the rate or the queue of all. An Event that cannot be written blocks no other one.
+// Package events writes Kubernetes Events with the client of package watch. Their number is bounded: one Event per
+// reason and object, a rate limit, and a short queue. Namespaces are served round-robin, so that one cannot use up the
+// rate or the queue of all. An Event that cannot be written does not block others.
 package events
 
 import (
@@ -30,7 +30,7 @@ const (
 	Warning = "Warning"
 )
 
-// Limits of what is kept in memory, and of texts.
+// Limits of memory and texts.
 const (
 	maxQueued   = 64
 	maxOfOne    = 8 // of one namespace
@@ -41,7 +41,7 @@ const (
 
 const writeTimeout = 10 * time.Second
 
-// Object is what an Event is about.
+// Object is the object that an Event refers to.
 type Object struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -50,7 +50,7 @@ type Object struct {
 	UID        string `json:"uid,omitempty"`
 }
 
-// Event is something that has happened to an object.
+// Event is an event about an object.
 type Event struct {
 	Object  Object
 	Type    string // Normal or Warning
@@ -66,22 +66,22 @@ type waiting struct {
 	attempts int       // that the API server has answered with an error
 }
 
-// Limits are those of a Recorder, in time.
+// Limits are the rate limits of a Recorder.
 type Limits struct {
-	Burst int           // Events that are written at once
+	Burst int           // Events that are written without delay
 	Every time.Duration // and then one after this time
 	Same  time.Duration // in which the same Event is written once
 	Retry time.Duration // first pause after the API server could not be reached. It doubles, up to a minute
 	Old   time.Duration // after which one that waits is dropped, unless Keep has kept it. Zero: never
 }
 
-// DefaultLimits are those of a node: 1,000 of them write at most 1.7 Events a second for longer than a moment.
+// DefaultLimits are the limits of a node: on average, 1,000 nodes write at most 1.7 Events per second.
 var DefaultLimits = Limits{Burst: 10, Every: 10 * time.Minute, Same: 10 * time.Minute, Retry: time.Second,
 	Old: 10 * time.Minute}
 
 const (
 	maxRetry    = time.Minute
-	maxAttempts = 8 // for an Event that the API server answers with an error that may be temporary
+	maxAttempts = 8 // to write an Event, after errors of the API server that may be temporary
 )
 
 // Recorder writes Events. It is safe for concurrent use.
@@ -102,7 +102,7 @@ type Recorder struct {
 	turn   string         // the namespace of the last request
 }
 
-// Counts are numbers of Events since the start.
+// Counts has the numbers of Events since the start.
 type Counts struct{ Written, Dropped int }
 
 // key identifies the object of an Event in the API server.
@@ -116,7 +116,7 @@ type entry struct {
 	at      time.Time
 }
 
-// New returns a recorder of a component, which runs on a host: the name of a Node, or of a pod.
+// New returns a recorder for a component. host is the name of its Node or pod.
 func New(c *watch.Client, component, host string, limits Limits, log *slog.Logger) *Recorder {
 	return &Recorder{client: c, component: component, host: host, limits: limits, log: log,
 		wake: make(chan struct{}, 1), recent: map[key]entry{}, tokens: limits.Burst, filled: time.Now(),
@@ -125,7 +125,7 @@ func New(c *watch.Client, component, host string, limits Limits, log *slog.Logge
 
 func (e Event) key() key { return key{e.Object, e.Reason} }
 
-// Record queues an Event. It counts one for which there is no room as dropped, and reports whether there was room.
+// Record queues an Event. If the queue is full, it counts the Event as dropped and returns false.
 func (r *Recorder) Record(e Event) bool {
 	ok := r.Offer(e)
 	if !ok && r != nil {
@@ -136,9 +136,9 @@ func (r *Recorder) Record(e Event) bool {
 	return ok
 }
 
-// Offer queues an Event, and reports whether it is accepted: it waits, or was written a moment ago. If not, the caller
-// may offer it again. One that waits about the same object with the same reason is replaced if it has another message.
-// A nil recorder accepts none.
+// Offer queues an Event. It returns true if the Event is queued or was written recently; otherwise the caller may offer
+// it again. It replaces a queued Event about the same object with the same reason and another message. A nil recorder
+// accepts none.
 func (r *Recorder) Offer(e Event) bool {
 	if r == nil {
 		return false
@@ -174,8 +174,8 @@ func (r *Recorder) Offer(e Event) bool {
 	return true
 }
 
-// Keep removes Events that wait for which still returns false: they are no longer true. The others do not become old.
-// A nil recorder has none.
+// Keep removes queued Events for which still returns false, because they no longer apply, and resets the age of the
+// others. It may be called on a nil recorder.
 func (r *Recorder) Keep(still func(Event) bool) {
 	if r == nil {
 		return
@@ -189,7 +189,7 @@ func (r *Recorder) Keep(still func(Event) bool) {
 	}
 }
 
-// Clear drops all Events that wait.
+// Clear drops all queued Events.
 func (r *Recorder) Clear() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -244,8 +244,8 @@ func (r *Recorder) pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// next returns the Event to write now: the first one of the next namespace, in the order of names, that has tokens. If
-// there is none, it returns the time until there are tokens.
+// next returns the Event to write now: the first one of the next namespace, in order of names, that has tokens.
+// Otherwise it returns the time until there are tokens.
 func (r *Recorder) next(now time.Time) (e waiting, ok bool, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -297,8 +297,8 @@ func (r *Recorder) fill(now time.Time) {
 	}
 }
 
-// later moves an Event that could not be written behind the others, and reports whether it is to be tried again: not
-// after some answers, which may be those of an admission webhook of one namespace.
+// later moves an Event that could not be written to the end of the queue, and reports whether to retry. Some errors are
+// permanent, and may come from an admission webhook for one namespace.
 func (r *Recorder) later(e waiting, err error) bool {
 	if _, answered := errors.AsType[*watch.StatusError](err); answered {
 		e.attempts++
@@ -348,12 +348,12 @@ func (k key) name() string {
 	return name + "." + hex.EncodeToString(sum[:8])
 }
 
-// written is what the API server answers.
+// written is the response of the API server.
 type written struct {
 	Count int `json:"count"`
 }
 
-// write creates an Event, or counts one more of those that are there.
+// write creates an Event, or increments the count of an existing one.
 func (r *Recorder) write(ctx context.Context, e waiting) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubectl is the plugin of kubectl: it shows rollouts of ClusterModules, pauses, resumes and undoes them.
+// Package kubectl implements the kubectl plugin, which shows, pauses, resumes and undoes rollouts of ClusterModules.
 package kubectl
 
 import (
@@ -26,7 +26,7 @@ import (
 const (
 	exitError  = 1
 	exitUsage  = 2
-	exitFailed = 3 // of status: a node does not run the new version that it is to run, and says why
+	exitFailed = 3 // of status: a node reports why it does not run the new version
 )
 
 // timeout is how long all requests of a command may take together.
@@ -49,7 +49,7 @@ const (
 	modulesPath = basePath + api.ClusterModules
 )
 
-// patches are what the commands change of spec.rollout.
+// patches are the changes of spec.rollout by command.
 var patches = map[string]map[string]any{
 	"pause":  {"paused": true},
 	"resume": {"paused": false},
@@ -132,7 +132,7 @@ func home() string {
 	return filepath.Join(dir, ".kube", "config")
 }
 
-// undo has all nodes run the previous version of a rollout, or an earlier revision, and returns what it has done.
+// undo restores the previous version of a rollout, or an earlier revision, on all nodes, and returns a description.
 func undo(ctx context.Context, c *watch.Client, name, revision string) (string, error) {
 	o, err := read(ctx, c, name)
 	if err != nil {

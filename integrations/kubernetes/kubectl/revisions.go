@@ -49,7 +49,7 @@ func decode(text []byte) (o object, err error) {
 	return o, err
 }
 
-// get returns a ClusterModule without what it does not know.
+// get returns a ClusterModule without unknown fields.
 func get(ctx context.Context, c *watch.Client, name string) (api.Module, error) {
 	o, err := read(ctx, c, name)
 	return o.Module(), err
@@ -150,8 +150,9 @@ func restore(ctx context.Context, c *watch.Client, o object, revision string) (s
 	return r.Metadata.Name, err
 }
 
-// restored returns the spec of a revision. A rollout in waves stays, and rolls it out from what all nodes run. As long
-// as they run two versions, only the previous one comes back: for a third one, nodes would leave the new one at once.
+// restored returns the spec of a revision. If the ClusterModule has a rollout in waves, the revision is rolled out from
+// the version that all nodes run. While nodes run two versions, only the previous one can be restored: with a third
+// one, nodes would leave the new version at once.
 func restored(o object, r api.ModuleRevision) (api.RawSpec, error) {
 	var spec api.RawSpec
 	if err := json.Unmarshal([]byte(r.Spec.Data), &spec); err != nil {
@@ -168,7 +169,7 @@ func restored(o object, r api.ModuleRevision) (api.RawSpec, error) {
 	case is.ByHand():
 		return nil, fmt.Errorf("ClusterModule %s is rolled out by hand: undo it without --to-revision, or remove "+
 			"spec.rollout.percent or spec.rollout first", name)
-	case before == r.Metadata.Name: // all nodes run it at once, as after undo
+	case before == r.Metadata.Name: // all nodes switch to it without waves, as after undo
 	case p == nil || p.Percent < 100 || p.Halted != nil || !o.complete():
 		return nil, fmt.Errorf("ClusterModule %s is being rolled out, and nodes with its new version would leave that at "+
 			"once: kubectl kerb rollout undo %s brings back the previous one, which is revision %s; or wait until RolledOut "+

@@ -51,9 +51,9 @@ func printStatus(ctx context.Context, c *watch.Client, name string, out io.Write
 	return code, nil
 }
 
-var discard = slog.New(slog.DiscardHandler) // a list says the same by its error
+var discard = slog.New(slog.DiscardHandler) // errors of lists are returned
 
-// listNodes returns the KerbNodes. Those of nodes that are not Ready have not said what they run.
+// listNodes returns the KerbNodes. It treats nodes that are not Ready as if they had not reported what they run.
 func listNodes(ctx context.Context, c *watch.Client) ([]api.KerbNode, error) {
 	nodes, err := watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, discard)
 	if err != nil {
@@ -70,7 +70,7 @@ func listNodes(ctx context.Context, c *watch.Client) ([]api.KerbNode, error) {
 	return api.Silence(nodes, lost), nil
 }
 
-// summary is what the nodes say of one rollout.
+// summary summarises the reports of nodes about one rollout.
 type summary struct {
 	nodes   int // that report at all
 	updated int // that the rollout gives the new version
@@ -115,7 +115,8 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 	return s
 }
 
-// text is a line on what was asked for, one on what the nodes say, and one for each of the first nodes with a problem.
+// text returns a line with the rollout, one with the reports of nodes, and one for each of the first nodes with a
+// problem.
 func (s summary) text(m api.Module) string {
 	var b strings.Builder
 	d := m.Division()

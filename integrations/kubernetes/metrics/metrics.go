@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package metrics serves the metrics of kerb-kube-node and kerb-kube-controller as the agent serves its own: only if a
-// port is given, by TLS, to clients with a token that allows nothing else. The API server is not needed for it.
+// Package metrics serves the metrics of kerb-kube-node and kerb-kube-controller like the agent's: only if a port is
+// configured, over TLS, to clients with a token that permits nothing else. It does not need the API server.
 package metrics
 
 import (
@@ -31,8 +31,8 @@ func Flags(f *flag.FlagSet) *serve.TCP {
 	return c
 }
 
-// Serve serves until the context ends, unless c has no address. Metrics that cannot be served are logged: what the
-// program is for does not depend on them.
+// Serve serves metrics until the context ends, unless c has no address. It logs errors, since the program works without
+// metrics.
 func Serve(ctx context.Context, c serve.TCP, collect func(*promtext.Set), log *slog.Logger) {
 	if c.Address == "" {
 		return
@@ -60,7 +60,7 @@ func Serve(ctx context.Context, c serve.TCP, collect func(*promtext.Set), log *s
 	}
 }
 
-// API adds what a client of the API server and a recorder of Events have done.
+// API adds the counters of a client of the API server and of a recorder of Events.
 func API(out *promtext.Set, s watch.Stats, e events.Counts) {
 	for r, n := range s.Requests {
 		out.Counter("kerb_kube_api_requests_total", "Requests to the API server, by the code of its answer; error is none.",
@@ -88,7 +88,7 @@ func Time(out *promtext.Set, name, help string, at time.Time, labels ...string) 
 	out.Gauge(name, help, float64(at.UnixMilli())/1e3, labels...)
 }
 
-// Is is the value of a gauge that is 0 or 1.
+// Is returns the value of a boolean gauge.
 func Is(yes bool) float64 {
 	if yes {
 		return 1

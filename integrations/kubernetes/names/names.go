@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package names is the contract between kerb-cni, which makes a pod a Service before it can send a packet, and
-// kerb-kube-node, which knows the labels of the pod.
+// Package names defines the contract between kerb-cni, which registers a pod as a Service before it can send a packet,
+// and kerb-kube-node, which knows the labels of the pod.
 //
-//   - kerb-kube-node applies the module of PendingModule at its first sync. Without it pods do not start.
+//   - kerb-kube-node applies the module of PendingModule at its first sync. Pods do not start without it.
 //   - kerb-cni ADD applies the Service with the labels of PodLabels. Its chains include the pending module and drop
-//     everything but link control and ARP.
+//     everything except link control and ARP.
 //   - kerb-kube-node replaces the labels by those of Admit as soon as it knows the labels of the pod. The agent then
-//     replaces each chain in one step: every packet meets the pending module or the modules of the pod.
-//   - kerb-kube-node applies the Service of a sandbox that is older than kerb-cni in its network, if the container
-//     runtime reports it. Its attachment is that of Adopted, and its labels are those of Admit from the start.
+//     replaces each chain atomically: every packet passes either the pending module or the modules of the pod.
 //   - kerb-cni DEL removes the Service, unless a later sandbox of the pod has replaced it.
-//   - kerb-kube-node deletes services of OwnerPods whose pods are gone: DEL does not fail while the agent is away.
+//   - kerb-kube-node deletes services of OwnerPods without a pod, since DEL succeeds even if the agent is down.
 package names
 
 import (
@@ -40,11 +38,11 @@ const (
 	maxReadable     = 40 // of 63: what fits between m- and -DIGEST
 )
 
-// Module returns the name on the node of a Module of a namespace. The digest alone identifies it: names of namespaces
-// and Modules may have dashes, and may be too long. The rest is for people who read it.
+// Module returns the agent's name for a namespaced Module. Only the digest identifies it, since names of namespaces and
+// Modules may contain dashes and be too long. The rest is for readability.
 func Module(namespace, name string) string { return qualified("m-", namespace, name) }
 
-// VirtualService returns the name on the node of the virtual service of a Service, which is made as that of a Module.
+// VirtualService returns the agent's name for the virtual service of a Service, which is formed like that of a Module.
 func VirtualService(namespace, name string) string { return qualified("s-", namespace, name) }
 
 func qualified(prefix, namespace, name string) string {
@@ -64,16 +62,16 @@ const (
 // maxLabelValue is the longest value of a label. Names of pods may be longer.
 const maxLabelValue = 63
 
-// Pod identifies a pod as the container runtime does.
+// Pod identifies a pod, like in the container runtime.
 type Pod struct{ Namespace, Name, UID string }
 
 // Digest identifies a pod. It is the variable part of the name of its Service.
 type Digest [10]byte
 
-// podPrefix begins the names of pods' Services.
+// podPrefix is the prefix of the names of pods' Services.
 const podPrefix = "p-"
 
-// Digest returns the pod's.
+// Digest returns the pod's digest.
 func (p Pod) Digest() Digest {
 	identity := p.UID
 	if identity == "" {
@@ -82,14 +80,14 @@ func (p Pod) Digest() Digest {
 	return digestOf(identity)
 }
 
-// Service returns the name of the pod's Service. Names of pods are longer than those of services may be, and a pod of
-// the same name may already run while the one before is removed.
+// Service returns the name of the pod's Service. It does not contain the pod's name, which may be too long, and which a
+// new pod may have while the previous one is being removed.
 func (p Pod) Service() string {
 	digest := p.Digest()
 	return podPrefix + hex.EncodeToString(digest[:])
 }
 
-// DigestOf returns the digest of the pod whose Service has this name; false if it is no name of such a Service.
+// DigestOf returns the digest of the pod whose Service has this name, or false for names of other Services.
 func DigestOf(service string) (d Digest, ok bool) {
 	text, ok := strings.CutPrefix(service, podPrefix)
 	if !ok || len(text) != hex.EncodedLen(len(d)) {
@@ -99,10 +97,11 @@ func DigestOf(service string) (d Digest, ok bool) {
 	return d, err == nil
 }
 
-// Attachment is an interface that a container runtime has added to a sandbox: an ADD, and the DEL that undoes it.
+// Attachment is an interface that a container runtime adds to a sandbox with ADD, and removes with DEL.
 type Attachment struct{ Network, ContainerID, Interface string }
 
-// String is the value of LabelAttachment. Names of networks and ids of containers are longer than labels may be.
+// String returns the value of LabelAttachment. It is a digest, since names of networks and ids of containers may be too
+// long for a label.
 func (a Attachment) String() string {
 	return digest(a.Network) + "." + digest(a.ContainerID) + "." + digest(a.Interface)
 }
@@ -126,17 +125,17 @@ func (a Attachment) Applied(attachment string) bool {
 	return attachment == a.String() || attachment == adopted.String()
 }
 
-// OfNetwork reports whether the attachment that a label states belongs to a network.
+// OfNetwork reports whether the attachment in a label belongs to a network.
 func OfNetwork(attachment, network string) bool {
 	return strings.HasPrefix(attachment, digest(network)+".")
 }
 
-// SameSandbox reports whether the attachment that a label states is another interface of the same sandbox.
+// SameSandbox reports whether the attachment in a label is another interface of the same sandbox.
 func (a Attachment) SameSandbox(attachment string) bool {
 	return OfSandbox(attachment, a.ContainerID) && attachment != a.String()
 }
 
-// OfSandbox reports whether the attachment that a label states is an interface of a sandbox.
+// OfSandbox reports whether the attachment in a label is an interface of a sandbox.
 func OfSandbox(attachment, containerID string) bool {
 	return strings.Contains(attachment, "."+digest(containerID)+".")
 }
@@ -152,7 +151,7 @@ func digestOf(text string) Digest {
 	return Digest(sum[:])
 }
 
-// PodLabels are the labels that kerb-cni gives to the Service of a pod.
+// PodLabels returns the labels that kerb-cni sets on the Service of a pod.
 func PodLabels(p Pod, a Attachment) map[string]string {
 	labels := map[string]string{LabelNamespace: p.Namespace, LabelAttachment: a.String(), LabelPending: "true"}
 	if len(p.Name) <= maxLabelValue {
@@ -161,10 +160,10 @@ func PodLabels(p Pod, a Attachment) map[string]string {
 	return labels
 }
 
-// IsPending reports whether a service has the labels of a pod whose own labels are not known yet.
+// IsPending reports whether a service is that of a pod whose labels are not known yet.
 func IsPending(labels map[string]string) bool { return labels[LabelPending] == "true" }
 
-// Admit returns the labels of a service whose pod has the given labels: it is not pending any longer.
+// Admit returns the labels of a service whose pod has the given labels, so that it is no longer pending.
 func Admit(service, pod map[string]string) map[string]string {
 	labels := map[string]string{}
 	maps.Copy(labels, pod)
@@ -177,8 +176,8 @@ func Admit(service, pod map[string]string) map[string]string {
 	return labels
 }
 
-// PendingModule drops everything that pending services send and would receive but neighbour discovery, MLD and ARP,
-// which the kernel sends as soon as an interface is up.
+// PendingModule returns the module that drops all packets from and to pending services, except neighbour discovery, MLD
+// and ARP, which the kernel sends as soon as an interface is up.
 func PendingModule() v1.Module {
 	return v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
@@ -189,7 +188,7 @@ func PendingModule() v1.Module {
 			CommonModuleSpec: v1.CommonModuleSpec{
 				Config: map[string]any{
 					"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},
-					"state":         map[string]any{"enabled": false}, // no connection is allowed: there is none to remember
+					"state":         map[string]any{"enabled": false}, // not needed, as no connection is allowed
 					"fragments":     "deny",
 				},
 				Order:         v1.Order{Priority: v1.DefaultPriority},

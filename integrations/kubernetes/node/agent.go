@@ -45,7 +45,7 @@ func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool
 	return a.call(ctx, http.MethodPost, path, modules, nil)
 }
 
-// verify has the agent verify a module with those that it has, measure it if that is asked for, and change nothing.
+// verify makes a dry run: the agent verifies a module together with its existing ones, and measures it if requested.
 func (a agent) verify(ctx context.Context, m v1.Module, measure bool) (v1.CostChange, error) {
 	var r v1.ApplyResult
 	path := "/v1/apply?dryRun=true&verify=true&owner=" + names.Owner
@@ -81,7 +81,7 @@ func (a agent) applyVirtual(ctx context.Context, all *array, prune bool) error {
 	return a.client.Post(ctx, path, all)
 }
 
-// array reads texts as an array of JSON, one after the other as they are sent.
+// array is a reader of a JSON array whose elements are generated while it is sent.
 type array struct {
 	keys  []services.Key
 	text  func(services.Key) []byte // nothing: it is left out
@@ -156,15 +156,15 @@ func (a agent) status(ctx context.Context) (s v1.NodeStatus, err error) {
 	return s, a.call(ctx, http.MethodGet, "/v1/status", nil, &s)
 }
 
-// answered reports whether an error is an answer of the agent, other than to come again: to one module alone it may be
-// another one.
+// answered reports whether an error is a response of the agent other than a request to retry. A request with only one
+// of the modules may have another result.
 func answered(err error) bool {
 	var status *client.StatusError
 	return errors.As(err, &status) && status.Status != http.StatusTooManyRequests &&
 		status.Status != http.StatusServiceUnavailable
 }
 
-// refusal returns what the agent says is wrong with a request; false if it did not get as far as to judge it.
+// refusal returns the agent's reason for rejecting a request, or false if the agent did not evaluate it.
 func refusal(err error) (string, bool) {
 	var status *client.StatusError
 	if errors.As(err, &status) && status.Status < http.StatusInternalServerError &&

@@ -15,11 +15,11 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// check is what the agent said of a new version before this node has begun with it.
+// check is the agent's result for a new version before this node switches to it.
 type check struct {
 	Version string
 	Failure string // why the node cannot run it
-	Waits   string // why it is not known yet: no registry answers
+	Waits   string // why there is no result yet, such as an unreachable registry
 	at      time.Time
 	maxCost *int          // of spec.rollout
 	dear    time.Duration // if it fails because it costs more than that: when it is measured again
@@ -36,10 +36,10 @@ func (c check) of(m api.Module) bool {
 // passed reports whether the node could run the new version of m.
 func (c check) passed(m api.Module) bool { return c.of(m) && c.Failure+c.Waits == "" }
 
-// unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
-// that has failed is checked again now and then: a package may have been pulled meanwhile. One that costs too much is
-// measured again ever later: measured often enough, it would once seem to cost less. A user who resumes the rollout has
-// both checked again at once.
+// unchecked returns the ClusterModules in waves whose new version this node neither runs nor has checked. A failed
+// check is repeated periodically, since a package may have been pulled in the meantime. One that exceeds the cost limit
+// is repeated with growing intervals, since with enough measurements one would be below the limit by chance. Resuming
+// the rollout repeats both immediately.
 func (s *state) unchecked() (out []api.Module) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,8 +4,8 @@ package node
 
 import "time"
 
-// clock is the clock of the node; nil: the one of the kernel. Times of a rollout are compared with others of the same
-// process only: a node whose clock is wrong takes part as all others do.
+// clock is the clock of the node; nil means the kernel's. Times of a rollout are only compared with those of the same
+// process, so that nodes with a wrong clock work like all others.
 type clock func() time.Time
 
 func (c clock) now() time.Time {

@@ -16,9 +16,8 @@ import (
 // confirmTimeout is how long the API server may take to list modules.
 const confirmTimeout = 10 * time.Second
 
-// confirmer compares what is known of modules and namespaces with the API server's store before a new pod is admitted.
-// Watches of different resources are not ordered: the pod may be seen before a module that is older than it. Pods wait
-// for it, and nothing else.
+// confirmer compares the known modules and namespaces with the API server's store before a new pod is admitted. Watches
+// of different resources are not ordered, so that a pod may be seen before an older module. Only pods wait for it.
 type confirmer struct {
 	client  *watch.Client
 	log     *slog.Logger
@@ -26,8 +25,8 @@ type confirmer struct {
 	running sync.WaitGroup
 }
 
-// start compares in the background, and changes the state for the namespaces whose pods miss nothing. Otherwise the
-// watches are about to deliver it, and the pods are in the next round.
+// start compares in the background, and admits the pods of namespaces for which nothing is missing. Otherwise the
+// watches will soon deliver it, and the pods are part of the next round.
 func (c *confirmer) start(ctx context.Context, s *state, v view, pods []podService) {
 	if !c.busy.CompareAndSwap(false, true) {
 		return

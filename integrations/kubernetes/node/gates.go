@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// costOf returns what the agent has measured of a module; nil before it has.
+// costOf returns the agent's measurements of a module, or nil before there are any.
 func costOf(m v1.Module) []v1.Latency {
 	if m.Status == nil {
 		return nil
@@ -88,8 +88,8 @@ func (s *syncer) unready(m api.Module) string {
 		names[0], *limit, remedy)
 }
 
-// readiness is which pods of the node are Ready, as the API server says. It follows them only while a new version has
-// to soak: other parts of the node need metadata only.
+// readiness tracks which pods of the node are Ready, by the API server. It watches them only while a new version soaks,
+// since other parts need only metadata.
 type readiness struct {
 	client *watch.Client
 	node   string
@@ -101,7 +101,7 @@ type readiness struct {
 	pods   map[string]podReady
 }
 
-// podReady is what is used of a pod.
+// podReady has the used fields of a pod.
 type podReady struct {
 	Metadata api.ObjectMeta `json:"metadata"`
 	Spec     struct {

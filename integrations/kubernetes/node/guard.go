@@ -26,7 +26,7 @@ import (
 
 // When a node returns to the previous version.
 const (
-	maxExcess  = 10 // packets dropped beyond what is allowed: fewer are chance
+	maxExcess  = 10 // tolerated excess drops: fewer may be chance
 	maxUnwell  = 3  // times in a row that a condition is bad that was not bad before
 	sampleTime = time.Hour
 )
@@ -35,7 +35,7 @@ const (
 // restart nor the loss of the API server starts a version again that the node has gone back from.
 type trial struct {
 	Version string       `json:"version"`           // of the ClusterModule
-	Share   float64      `json:"share"`             // of the packets that reached the module, those that it dropped before
+	Share   float64      `json:"share"`             // fraction of packets that the module dropped before
 	Bad     []string     `json:"bad,omitempty"`     // types of conditions that were bad before
 	Failure string       `json:"failure,omitempty"` // why the node went back
 	limits               // those when it did
@@ -63,7 +63,7 @@ func (t trial) failed(m api.Module) bool {
 	return t.Failure != "" && t.Version == m.Version() && reflect.DeepEqual(t.limits, limitsOf(m.Spec.Rollout))
 }
 
-// guard compares new versions with what the module did before them. It needs no API server.
+// guard compares new versions with the module's behaviour before them. It does not need the API server.
 type guard struct {
 	clock   clock
 	file    string
@@ -85,7 +85,7 @@ type counted struct {
 	version string
 	last    traffic
 	sum     traffic
-	excess  float64 // drops beyond what is allowed; what was not used of that earlier does not count
+	excess  float64 // drops above the limit; unused allowance does not accumulate
 	unwell  int
 
 	pods  map[string]string // by UID, names of those that were Ready before, until the module has soaked
@@ -133,14 +133,14 @@ func (s *state) trialsOf(updated []api.Module) map[string]trial {
 	return out
 }
 
-// reported is what a node says of rollouts.
+// reported is the node's report about rollouts.
 type reported struct {
 	begun, checked []api.NodeVersion
 	failed         []api.ModuleReport
 }
 
-// rollouts returns the new versions that this node has begun with or could run, and reports of those that it has gone
-// back from or could not run.
+// rollouts returns the new versions that this node has switched to or could run, and reports about those that it rolled
+// back or could not run.
 func (s *state) rollouts() (out reported) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *state) rollouts() (out reported) {
 	return out
 }
 
-// begin notes what modules did before their new versions, and forgets trials that have ended.
+// begin records the behaviour of modules before their new versions, and removes trials that have ended.
 func (s *syncer) begin(ctx context.Context, v view) error {
 	if s.guard == nil {
 		return nil
@@ -220,7 +220,8 @@ func (s *syncer) keep(trials map[string]trial, bits int) {
 	s.state.setTrials(trials, bits)
 }
 
-// judge compares the new versions that run with what was before them, and goes back. It reports whether there are some.
+// judge compares the running new versions with the behaviour before them, and rolls back failed ones. It reports
+// whether there are any.
 func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 	if s.guard == nil {
 		return false, nil
@@ -296,7 +297,7 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 	return ""
 }
 
-// sample notes the traffic of modules, of which there may be a new version later.
+// sample records the traffic of modules, for comparison with a later version.
 func (g *guard) sample(all []v1.Module) {
 	if g == nil {
 		return
@@ -350,8 +351,8 @@ func trafficOf(m v1.Module) (out traffic) {
 	return out
 }
 
-// badConditions are the types of the conditions that say that a module is not well. A control plane that starts may
-// become well, and without a pod there is nothing to be on.
+// badConditions returns the types of the conditions that indicate a failure. A starting control plane, and a module
+// without a pod to be attached to, are not failures.
 func badConditions(m v1.Module) (out []string) {
 	if m.Status == nil {
 		return nil

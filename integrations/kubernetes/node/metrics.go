@@ -16,7 +16,7 @@ import (
 
 var started = time.Now()
 
-// figures are what the last rounds have done, for metrics. They are safe for concurrent use.
+// figures has the statistics of rounds, for metrics. It is safe for concurrent use.
 type figures struct {
 	mu       sync.Mutex
 	rounds   uint64
@@ -71,7 +71,7 @@ func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder
 		"are only starting.", float64(f.held))
 }
 
-// collect adds what is known of the API server.
+// collect adds metrics about the state of the API server.
 func (s *state) collect(out *promtext.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -49,7 +49,7 @@ type moduleRoom struct {
 	of    map[string]*namespaceRoom
 }
 
-// namespaceRoom is what those of one namespace take.
+// namespaceRoom is the memory that the Modules of one namespace take.
 type namespaceRoom struct {
 	bytes   int
 	names   []string // on the node, at most maxKept: there are no earlier Modules
@@ -75,13 +75,13 @@ func weigh(m *api.Module) int {
 	return weightOfModule + len(config) + weightOfField*len(m.Spec.Config) + weightOfText*len(text)
 }
 
-// createdBefore orders the Modules of a namespace: whatever name a new one has, it takes the place of no other.
+// createdBefore orders the Modules of a namespace by age, so that a new one never displaces an older one.
 func createdBefore(a, b api.ObjectMeta) int {
 	return cmp.Or(strings.Compare(a.Created, b.Created), strings.Compare(a.Name, b.Name))
 }
 
-// keepModule keeps a Module of a namespace, or what there is room for. It reports whether that has changed anything.
-// The caller holds mu.
+// keepModule stores a namespaced Module, or only its metadata if it exceeds the limits. It reports whether anything
+// changed. The caller holds mu.
 func (s *state) keepModule(m api.Module) bool {
 	name := nodeName(m)
 	before, known := s.modules[name]
@@ -109,7 +109,7 @@ func (s *state) keepModule(m api.Module) bool {
 	return changed || !known || !reflect.DeepEqual(before, m)
 }
 
-// releaseModule removes a Module of a namespace, if it is kept, and reports whether it was. The caller holds mu.
+// releaseModule removes a namespaced Module, and reports whether it was stored. The caller holds mu.
 func (s *state) releaseModule(name string) bool {
 	m, known := s.modules[name]
 	if !known {
@@ -268,7 +268,7 @@ func (s *state) withMore() map[string]bool {
 	return out
 }
 
-// modulesKept says which namespaces have Modules that the node does not keep; nil if there are none.
+// modulesKept returns a condition that lists the namespaces with Modules that exceed the limits, or nil.
 func (s *state) modulesKept() *api.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node makes the agent of one Kubernetes node run the modules of its cluster: it watches ClusterModules,
-// Modules, the pods of the node and the namespaces, applies modules as owner kubernetes, and gives the services of
-// pods, which kerb-cni applies, the labels of their pods. What it has seen last it keeps on disk, so that a node starts
-// without its API server; it deletes nothing before it has seen everything since its start.
+// Package node implements kerb-kube-node, which makes the agent of a Kubernetes node run the modules of its cluster. It
+// watches ClusterModules, Modules, the pods of the node and the namespaces, applies modules as owner kubernetes, and
+// sets the labels of pods on their services, which kerb-cni creates. It stores the last known state on disk, so that a
+// node can start without its API server. After a start, it deletes nothing before it has received complete lists.
 package node
 
 import (
@@ -25,14 +25,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
-// Options are what the program is started with.
+// Options are the options of the program.
 type Options struct {
 	Node       string    // name of the Node
 	Kubeconfig string    // empty: the service account of the pod
 	Agent      string    // socket of the agent's API
 	State      string    // directory of the snapshot
 	NRI        string    // socket of the container runtime's NRI; empty: labels come from the API server only
-	Metrics    serve.TCP // of its metrics; without an address there is none
+	Metrics    serve.TCP // listener for metrics; none without an address
 
 	Clock func() time.Time // in tests, that of a node whose clock is wrong
 }
@@ -52,11 +52,11 @@ var connectAfter = 30 * time.Second
 // freeOSMemory collects garbage.
 var freeOSMemory = debug.FreeOSMemory
 
-// KeepMemory has no node of this process collect garbage by itself: in a process of many simulated nodes, each would do
-// it for all. It is called before the first Run.
+// KeepMemory disables explicit garbage collection, which in a process with many simulated nodes each node would run for
+// all. It must be called before the first Run.
 func KeepMemory() { freeOSMemory = func() {} }
 
-// Run works until the context ends. Neither the API server nor the agent has to be there.
+// Run runs until the context ends. It tolerates an unreachable API server or agent.
 func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	api, err := watch.Load(o.Kubeconfig)
 	if err != nil {
@@ -140,7 +140,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			s.figures.snapshot()
 		}
 		tried, savedAt = v, time.Now()
-		freeOSMemory() // the text of all pods was garbage at once
+		freeOSMemory() // the list of all pods has become garbage
 	}
 	for ctx.Err() == nil {
 		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.

@@ -26,14 +26,15 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// maxPulled is how many packages a node pulls and keeps for the cluster, and maxOfNamespaces how many of them only
-// Modules of namespaces name: they cannot keep those of ClusterModules from being pulled.
+// maxPulled limits the packages that a node pulls and keeps for the cluster. maxOfNamespaces limits those that only
+// namespaced Modules use, so that they cannot prevent pulls for ClusterModules.
 const (
 	maxPulled       = 64
 	maxOfNamespaces = maxPulled / 2
 )
 
-// listEvery is how often the agent lists its packages if nothing is missing: it reads and checks all of them.
+// listEvery is the interval at which the agent lists its packages if none is missing, since it reads and verifies all
+// of them.
 const listEvery = 10 * time.Minute
 
 // Times between two attempts to pull a package: they double.
@@ -64,8 +65,8 @@ func (s *state) noteImage(name, image string) {
 	}
 }
 
-// wantedImages returns the packages in registries that modules name, true if a ClusterModule does, and those that
-// ClusterModules have named before, which stay. Modules of namespaces that are not applied want none.
+// wantedImages returns the packages of registries that modules use, with true for those of ClusterModules, and those
+// that ClusterModules used before, which are kept. It ignores namespaced Modules that are not applied.
 func (s *state) wantedImages(modules []api.Module) (want, kept map[string]bool) {
 	want, kept = map[string]bool{}, map[string]bool{}
 	inNamespace := map[string]int{}
@@ -154,8 +155,9 @@ func newPuller(a agent, s *state, log *slog.Logger) *puller {
 		attempts: map[string]attempt{}}
 }
 
-// need replaces the packages that are to be pulled, true if a ClusterModule names them. The node has had room for so
-// many, and for so many that only Modules of namespaces name, when so many were pulled.
+// need replaces the list of packages to pull, with true for those of ClusterModules. room and private are the numbers
+// of further packages, and of those used by namespaced Modules only, that the node could keep when pulled packages had
+// been pulled.
 func (p *puller) need(missing map[string]bool, room, private, pulled int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -192,7 +194,7 @@ func (p *puller) of(image string) attempt {
 	return p.attempts[image]
 }
 
-// run pulls what is due until the context ends.
+// run pulls packages that are due until the context ends.
 func (p *puller) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		image, wait := p.next()
@@ -208,8 +210,8 @@ func (p *puller) run(ctx context.Context) {
 	}
 }
 
-// next returns the package whose attempt has been due for the longest time, or how long there is none. However many
-// cannot be pulled, each has its turn, and those of ClusterModules do not wait for others.
+// next returns the package whose attempt has been due for the longest time, or the time until one is due. Packages that
+// cannot be pulled do not block others, and those of ClusterModules have priority.
 func (p *puller) next() (image string, _ time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,7 +235,7 @@ func (p *puller) next() (image string, _ time.Duration) {
 	return image, wait
 }
 
-// try pulls a package, and wakes the synchronization if that has changed what is to be said of it.
+// try pulls a package, and triggers a synchronisation if that changes the report about it.
 func (p *puller) try(ctx context.Context, image string) {
 	limited := ctx
 	if !p.of(image).shared {

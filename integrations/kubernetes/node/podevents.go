@@ -20,8 +20,8 @@ const (
 	withoutModule = "the pod runs without a module whose failurePolicy is open: "
 )
 
-// podEvents records what users of pods have to know: those of a namespace cannot read KerbNodes by default. Events of
-// modules are kerb-kube-controller's: there is one for all nodes.
+// podEvents records Events about pods for their users, who cannot read KerbNodes by default. kerb-kube-controller
+// writes Events about modules, one for all nodes.
 type podEvents struct {
 	recorder *events.Recorder
 	pods     map[string]podHeld      // that are held for more than a moment, by UID
@@ -30,7 +30,8 @@ type podEvents struct {
 	seed     maphash.Seed
 }
 
-// podHeld is what was recorded of a pod. The message may be long, and there may be thousands of pods: it is not kept.
+// podHeld identifies the Event recorded about a pod. It does not contain the message, which may be long: there may be
+// thousands of pods.
 type podHeld struct {
 	message  uint64 // hash
 	round    uint32 // in which it was held last
@@ -43,7 +44,7 @@ func newPodEvents(r *events.Recorder) *podEvents {
 	return &podEvents{recorder: r, pods: map[string]podHeld{}, later: map[string]events.Event{}, seed: maphash.MakeSeed()}
 }
 
-// begin begins a round. What a round that failed has seen does not count for the next one.
+// begin starts a round, and discards the observations of a failed previous round.
 func (e *podEvents) begin() {
 	if e != nil {
 		e.round++

@@ -78,7 +78,7 @@ type podServices struct {
 	state    *state
 	rules    int
 	aliases  *aliases           // do not change
-	runtime  map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
+	runtime  map[string]sandbox // reports of the container runtime, by service; new ones may lack a service
 	adoption *adoption
 }
 
@@ -137,12 +137,12 @@ func (l podServices) of(service string, pending bool) (podService, bool) {
 	return of, true
 }
 
-// alias is what a pod that the API server has not shown is known by.
+// alias identifies a pod that the API server has not delivered yet.
 func (b sandbox) alias(service string) alias { return alias{uid: cmp.Or(b.uid, service)} }
 
-// holdOf returns why a pod has to wait. As long as the namespace is not known, it is not known which modules select the
-// pod. Where only Modules of a namespace have changed, new pods of that namespace are held: who changes them all the
-// time holds no others, and no labels of pods that run.
+// holdOf returns why a pod has to wait. Without its namespace, it is unknown which modules select the pod. If only
+// Modules of one namespace have changed, only new pods of that namespace are held: frequent changes in one namespace
+// delay neither other pods nor label changes of running pods.
 func (s *state) holdOf(p podService, rules int) *hold {
 	switch _, known := s.namespaces[p.namespace]; {
 	case p.tooMany:

@@ -22,7 +22,7 @@ import (
 // Limits of KerbNode.status.
 const (
 	maxReports   = api.MaxReports
-	maxVersions  = 100 // of ClusterModules with a rollout: one that is not listed looks as if the node was silent
+	maxVersions  = 100 // of ClusterModules with a rollout; for those that are not listed, the node counts as silent
 	maxMessage   = 1024
 	writeTimeout = 30 * time.Second
 )
@@ -36,7 +36,7 @@ const (
 
 const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 
-// statusOf is what a node reports after a round, which ended with err.
+// statusOf returns the node's status after a round that ended with err.
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
 	rollouts := s.state.rollouts()
@@ -111,7 +111,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// reporter writes KerbNode.status when it has changed. Whatever the API server does, nothing else waits for it.
+// reporter writes KerbNode.status when it has changed, independently of everything else, so that a slow API server
+// blocks nothing.
 type reporter struct {
 	client *watch.Client
 	node   string
@@ -124,7 +125,7 @@ func newReporter(c *watch.Client, node string, log *slog.Logger) *reporter {
 	return &reporter{client: c, node: node, log: log, next: make(chan api.KerbNodeStatus, 1)}
 }
 
-// set gives the status to write, in place of one that was not written yet.
+// set sets the status to write, and replaces one that was not written yet.
 func (r *reporter) set(status api.KerbNodeStatus) {
 	select {
 	case <-r.next:

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// containerRuntime is what the container runtime reports by NRI. It is part of the state.
+// containerRuntime has the reports of the container runtime through NRI. It is part of the state.
 type containerRuntime struct {
 	enabled bool
 	name    string             // of the runtime; empty while it is not connected
@@ -77,7 +77,7 @@ func sandboxOf(p nri.Pod) sandbox {
 	return sandbox{podOf(api.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.Labels}), p.UID, p.ID}
 }
 
-// Replace takes the place of all that the runtime has reported.
+// Replace replaces all reports of the runtime.
 func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
 	pods, there := map[string]sandbox{}, map[string]listed{}
 	for p := range all {
@@ -90,8 +90,8 @@ func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
 	r.change(func(now *containerRuntime) { now.name, now.problem, now.pods, now.listed = name, "", pods, there })
 }
 
-// Start returns when the pod of a new sandbox has its modules. It waits for what changes in a moment, until the context
-// ends, and not for the rest: the runtime reports no other pod meanwhile.
+// Start returns when the pod of a new sandbox has its modules. Until the context ends, it waits only for conditions
+// that are expected to change soon, since the runtime reports no other pods in the meantime.
 func (r runtimePods) Start(ctx context.Context, p nri.Pod) error {
 	s := &start{serviceOf(p), p.ID, make(chan error, 1), errors.New("kerb-kube-node has not synchronized yet, or waits " +
 		"for the agent")}
@@ -110,7 +110,7 @@ func (r runtimePods) Start(ctx context.Context, p nri.Pod) error {
 	return s.reason
 }
 
-// Stop forgets a sandbox, unless another one of the pod has replaced it.
+// Stop removes a sandbox, unless another one of the pod has replaced it.
 func (r runtimePods) Stop(p nri.Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -120,7 +120,7 @@ func (r runtimePods) Stop(p nri.Pod) {
 	delete(r.runtime.listed, p.ID)
 }
 
-// Disconnected forgets all: the runtime reports everything that is there when it is back.
+// Disconnected removes all reports: the runtime reports everything again after it has reconnected.
 func (r runtimePods) Disconnected(err error) {
 	r.change(func(now *containerRuntime) {
 		if now.name != "" || now.problem == "" {
@@ -130,7 +130,7 @@ func (r runtimePods) Disconnected(err error) {
 	})
 }
 
-// change changes what the runtime has reported, and has the agent compared with it at once.
+// change changes the reports of the runtime, and triggers an immediate synchronisation.
 func (s *state) change(f func(*containerRuntime)) {
 	s.mu.Lock()
 	f(&s.runtime)
@@ -156,7 +156,7 @@ func (s *state) forget(admitted map[string]string, done []string) {
 		}
 	}
 	if len(s.runtime.pods) == 0 {
-		s.runtime.pods = map[string]sandbox{} // one that has had thousands keeps their room
+		s.runtime.pods = map[string]sandbox{} // maps do not shrink
 	}
 	for _, id := range done {
 		delete(s.runtime.listed, id)
@@ -239,7 +239,7 @@ func (all starts) decide(s *start, err error) {
 	s.decided <- err
 }
 
-// runtimeCondition says where labels of new pods come from; nil if NRI is off.
+// runtimeCondition returns the condition about the source of labels of new pods, or nil if NRI is disabled.
 func (s *state) runtimeCondition() *api.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,7 +24,7 @@ const (
 	ofSlices
 )
 
-// serviceState is what the API server has said of Services. It is safe for concurrent use.
+// serviceState is the last known state of Services. It is safe for concurrent use.
 type serviceState struct {
 	mu        sync.Mutex
 	all       map[services.Key]*serviceEntry
@@ -40,7 +40,7 @@ type serviceState struct {
 	changed   chan struct{}       // has a value after a change
 }
 
-// serviceEntry is a Service with its slices, each of which may come first.
+// serviceEntry is a Service with its EndpointSlices, which may arrive in any order.
 type serviceEntry struct {
 	service  *services.Service // nil: none, or one that is not wanted
 	slices   []*services.Slice // by name
@@ -389,15 +389,15 @@ func (s *serviceState) loops(v v1.VirtualService) error {
 	return nil
 }
 
-// note keeps what the agent has refused.
+// note records the virtual services that the agent has rejected.
 func (s *serviceState) note(refused map[services.Key]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.refused = maps.Clone(refused)
 }
 
-// condition says which Services stay with kube-proxy against the wish of their owners, and which are served without
-// some port, naming at most three of each; nil if Services are not followed.
+// condition returns a condition that lists Services that stay with kube-proxy although their owners do not want it, and
+// those served without some port, at most three of each. It is nil if Services are not watched.
 func (s *serviceState) condition() *api.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -84,7 +84,7 @@ func writeSnapshot(to io.Writer, head []byte, pods map[string]pod) error {
 	return w.Flush()
 }
 
-// restore reads what save has written. Without a file there is nothing to start from.
+// restore reads the state that save has written. Without a file, the state is empty.
 func (s *state) restore(dir string) error {
 	text, err := os.ReadFile(filepath.Join(dir, snapshotFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -120,7 +120,8 @@ func (s *state) restore(dir string) error {
 	return nil
 }
 
-// Purge removes what Run keeps in a directory, and the directory if nothing else is in it. Run must not work on it.
+// Purge removes the files of Run in a directory, and the directory if it is empty. Run must not use it at the same
+// time.
 func Purge(dir string) (err error) {
 	for _, name := range []string{snapshotFile, rolloutsFile} {
 		all, e := filepath.Glob(filepath.Join(dir, "."+name+"*")) // halves, of a process that was killed

@@ -42,7 +42,7 @@ func (l labels) set() map[string]string {
 	return out
 }
 
-// pod is what is known of a pod of this node.
+// pod is the known state of a pod of this node.
 type pod struct {
 	namespace, name string
 	labels          labels
@@ -76,7 +76,7 @@ const (
 	ofAll = 1<<iota - 1
 )
 
-// state is what the API server has said last, before this start too. It is safe for concurrent use.
+// state is the last known state of the API server, also from before this start. It is safe for concurrent use.
 type state struct {
 	node       string // its name
 	clock      clock
@@ -133,9 +133,8 @@ func (s *state) update(bits int, f func() bool) {
 	}
 }
 
-// handler returns what a follower of one resource calls. set and remove report whether they have changed anything: most
-// events are about what is of no interest here, and a change of rules has all modules applied again before pods are
-// admitted.
+// handler returns the handler of a watch of one resource. set and remove report whether they changed anything: most
+// events are irrelevant, and after a change of rules all modules are applied again before pods are admitted.
 func handler[T any](s *state, bit int, reset func(int), set, remove func(T) bool) watch.Handler[T] {
 	return watch.Handler[T]{
 		Replace: func(all []T) {
@@ -221,7 +220,7 @@ func (s *state) setModule(m api.Module) bool {
 	return true
 }
 
-// followed is what a node keeps of the status of a module: nothing that changes when nodes are counted.
+// followed returns the fields of a module's status that a node keeps, without those that change when nodes are counted.
 func followed(m api.Module) *api.ModuleStatus {
 	p := m.Progress()
 	if p == nil {
@@ -258,7 +257,7 @@ func (s *state) namespaceHandler() watch.Handler[api.Object] {
 		})
 }
 
-// overLimit are labels in place of those that are too many.
+// overLimit replaces label sets that are too large.
 var overLimit = func() map[string]string {
 	out := map[string]string{}
 	for i := range maxLabels + 1 {
@@ -267,8 +266,8 @@ var overLimit = func() map[string]string {
 	return out
 }()
 
-// sharing has objects with equal labels share a map of them: those of thousands of pods are in memory together until
-// their list is complete. What is not kept of them goes at once.
+// sharing makes objects with equal labels share a map, since a list of thousands of pods is in memory until it is
+// complete. It also drops unused fields immediately.
 func sharing() func(*api.Object) string {
 	known := map[labels]map[string]string{}
 	return func(o *api.Object) string {
@@ -325,7 +324,7 @@ func podOf(m api.ObjectMeta) pod {
 // maxUID is how long the UID of a static pod may be: the authors of pods can write any text there.
 const maxUID = 64
 
-// staticOnly returns the annotation of a static pod's mirror alone.
+// staticOnly returns only the annotation of a static pod's mirror.
 func staticOnly(of *api.Annotations) *api.Annotations {
 	if of == nil || of.Static == "" || len(of.Static) > maxUID {
 		return nil
@@ -340,19 +339,19 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 	return !known || before != value
 }
 
-// view is the state at a moment. It shares nothing that changes.
+// view is a snapshot of the state, which shares no mutable data with it.
 type view struct {
 	version    int
 	rules      int
 	shared     int             // rules when what concerns all namespaces has changed last
 	known      bool            // there is something to act on: a complete list of everything, or the snapshot
-	complete   bool            // all lists have come since this start: what is not there was deleted
-	modules    []api.Module    // as this node is to run them
+	complete   bool            // all lists are complete since this start: absent objects were deleted
+	modules    []api.Module    // in the version for this node
 	more       map[string]bool // namespaces with Modules beyond those that are kept
 	updated    []api.Module    // ClusterModules whose rollout gives this node the new version, as the API server has them
 	namespaces map[string]labels
-	images     map[string]bool // packages in registries that the node is to have
-	kept       map[string]bool // those that it keeps besides, if it has them
+	images     map[string]bool // packages of registries that the node needs
+	kept       map[string]bool // further ones that it does not remove
 	trust      trust
 }
 

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// How often the agent is asked, besides after each change.
+// Intervals of synchronisation with the agent, in addition to after each change.
 const (
 	awaitEvery = 200 * time.Millisecond // while pods start: kerb-cni may apply a service at any moment
 	awaitFor   = 2 * time.Minute        // a pod that has no service by then is on the host network, or does not start
@@ -25,7 +25,7 @@ const (
 	fullEvery  = time.Minute            // modules: whether they run, and whether another client has changed them
 )
 
-// syncer makes the agent run what the state says.
+// syncer synchronises the agent with the state.
 type syncer struct {
 	state   *state
 	agent   agent
@@ -37,8 +37,8 @@ type syncer struct {
 	events  *podEvents // nil in tests without an API server
 	log     *slog.Logger
 	figures figures
-	// connect is called once, when the agent has its modules: a container runtime that is connected before would wait for
-	// that, and fail. If nothing is known of modules, it is called at once. nil without NRI, and afterwards.
+	// connect is called once, when the agent has its modules: a container runtime that connects earlier would wait for
+	// them, and fail. If no modules are known, it is called immediately. It is nil without NRI, and after the call.
 	connect func()
 
 	applied int                  // rules of the state whose modules the agent has
@@ -48,14 +48,14 @@ type syncer struct {
 	refused []api.ModuleReport   // modules that were not applied
 	reports []api.ModuleReport   // those, and modules that do not run
 	failed  error                // of the agent itself with one of them: it may succeed later
-	barred  []api.Module         // of the refused ones, those of which the agent has no earlier version
+	barred  []api.Module         // refused modules without an earlier version in the agent
 	absent  []api.Module         // the same, with failurePolicy open: pods start without them
 	titles  map[string]string    // NAMESPACE/NAME of modules of namespaces
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
 
 	have   map[string]v1.Package // of the node, that can be used, by references with digests
-	owned  []string              // references of those that this program has had pulled
+	owned  []string              // references of packages that this program pulled
 	listed time.Time             // when the agent has listed them last
 	pulled int                   // how many the puller had pulled then
 }
@@ -63,7 +63,7 @@ type syncer struct {
 // roundOf makes one comparison. It returns when the next one is due at the latest.
 func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
-		return idleEvery, nil // pods wait: without the first list nothing is known of what must apply to them
+		return idleEvery, nil // pods wait: before the first list it is unknown which modules apply to them
 	}
 	if v.rules != s.applied || v.complete && !s.pruned || s.state.clock.since(s.full) >= fullEvery {
 		if err := s.begin(ctx, v); err != nil {
@@ -144,7 +144,7 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 	return s.examine(ctx)
 }
 
-// desired is what the agent has to run, by the names of its modules.
+// desired has the modules that the agent should run, by name.
 type desired struct {
 	modules     []v1.Module
 	wrong       []api.ModuleReport // of modules that are not among them
@@ -227,8 +227,8 @@ func (s *syncer) prune(ctx context.Context, keep map[string]int64) error {
 	return s.agent.delete(ctx, names.Owner, refs...)
 }
 
-// examine adds what is wrong with modules that the agent has accepted. A node without a pod that a module selects is
-// as it should be.
+// examine adds problems of modules that the agent has accepted. A module that selects no pod of the node has no
+// problem.
 func (s *syncer) examine(ctx context.Context) error {
 	all, err := s.agent.modules(ctx)
 	if err != nil {
@@ -262,15 +262,15 @@ func (s *syncer) examine(ctx context.Context) error {
 	return nil
 }
 
-// isFailure reports whether a condition of a module means that it does not work on this node. Without a pod there is
-// nothing to be on.
+// isFailure reports whether a condition of a module means that it does not work on this node. A module without a pod to
+// be attached to does not count as failed.
 func isFailure(c v1.Condition) bool {
 	return c.Status == "False" && (c.Type == "Ready" && c.Reason != "NoAttachPoint" ||
 		c.Type == "Placed" && c.Reason == api.OwnCgroupsOnly)
 }
 
-// changeAtOnce is how many services are changed by one request: those of thousands of pods, when this program starts on
-// a node that has them, take more memory than all else.
+// changeAtOnce limits the services in one request: at the start on a node with thousands of pods, one request for all
+// of them would take more memory than everything else.
 const changeAtOnce = 250
 
 // batch collects services until there are as many as one request changes.
@@ -381,7 +381,7 @@ func (p podService) isOf(s v1.Service) bool {
 }
 
 // vanished reports whether the network namespace of a service is gone. A service without interfaces may be one that the
-// agent has not looked for since its start: its process can send.
+// agent has not observed since its start, whose processes can send packets.
 func vanished(s v1.Service) bool {
 	return s.Status != nil && slices.ContainsFunc(s.Status.Conditions, func(c v1.Condition) bool {
 		return c.Type == "Ready" && c.Reason == "NotFound"

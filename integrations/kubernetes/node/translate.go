@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// translate makes a ClusterModule or Module the agent's Module: pods are selected by labels of their services, of which
-// names.LabelNamespace stands for the namespaces that the selector matches. With an error it returns its reason.
+// translate converts a ClusterModule or Module to the agent's Module, which selects pods by the labels of their
+// services; names.LabelNamespace selects the namespaces. With an error, it returns the reason for the report.
 func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, error) {
 	out := v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
@@ -55,8 +55,8 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 
 var reserved = regexp.MustCompile(names.ReservedModules)
 
-// nearPods is added to the priority of Modules of namespaces: packets to a pod meet them after ClusterModules, packets
-// from it before, so that no ClusterModule sees less because of them.
+// nearPods is added to the priority of namespaced Modules, so that they are nearest to the pod: ClusterModules see all
+// packets to the pod before them, and the pod's packets after them.
 const nearPods = -1_000_000
 
 // confine limits a module to what those may do who may change a namespace.
@@ -87,8 +87,8 @@ func confine(out *v1.Module, m api.Module) error {
 	return nil
 }
 
-// setIn returns the path of the first object in a config, decoded from JSON or as text, that has a field set or
-// services; empty if there is none. Field names are compared as encoding/json does: without case.
+// setIn returns the path of the first object with a field set or services in a config, which may be decoded JSON or
+// text, or "". It ignores the case of field names, like encoding/json.
 func setIn(path string, config any) string {
 	switch c := config.(type) {
 	case json.RawMessage:
@@ -148,7 +148,7 @@ func selector(m api.Module, namespaces map[string]labels) (string, error) {
 				matched = append(matched, name)
 			}
 		}
-		if matched == nil { // not yet: the module is checked and ready, and selects nothing
+		if matched == nil { // none so far: the module is applied and ready, but selects nothing
 			conditions = append(conditions, names.LabelNamespace, "!"+names.LabelNamespace)
 		} else {
 			conditions = append(conditions, names.LabelNamespace+" in ("+strings.Join(matched, ",")+")")
@@ -170,7 +170,7 @@ func selector(m api.Module, namespaces map[string]labels) (string, error) {
 	return checked(strings.Join(conditions, ","), *s.Pods)
 }
 
-// checked refuses what is more than a key or a value: it would become conditions of its own.
+// checked rejects text that is not a key or a value, since it could add conditions to the selector.
 func checked(text string, s api.LabelSelector) (string, error) {
 	words := slices.Collect(maps.Keys(s.MatchLabels))
 	for _, key := range words {
@@ -213,7 +213,7 @@ func condition(r api.Requirement) (string, error) {
 	return "", fmt.Errorf("%s: operator %q is not In, NotIn, Exists or DoesNotExist", r.Key, r.Operator)
 }
 
-// matches reports whether labels meet a selector, as Kubernetes defines it: NotIn holds for an absent label.
+// matches reports whether labels match a selector by the rules of Kubernetes: NotIn matches an absent label.
 func matches(s api.LabelSelector, set map[string]string) bool {
 	for key, want := range s.MatchLabels {
 		if got, ok := set[key]; !ok || got != want {

@@ -18,14 +18,14 @@ import (
 // maxSigners is how many fingerprints a message names.
 const maxSigners = 3
 
-// trust is which packages the cluster permits. It only narrows what the keys of the node accept.
+// trust has the packages that the cluster permits, in addition to the check with the node's keys.
 type trust struct {
 	Known bool               `json:"known"` // a complete list has come, in this run or an earlier one
 	All   []api.PackageTrust `json:"all,omitempty"`
 }
 
-// trustHandler is apart from what a node has to know before it acts: without the definition of PackageTrust, nothing
-// but packages of registries waits.
+// trustHandler is not among the lists that must be complete before the node acts: without the CRD of PackageTrust, only
+// packages of registries wait.
 func (s *state) trustHandler() watch.Handler[api.PackageTrust] {
 	change := func(f func(all []api.PackageTrust) trust) {
 		s.update(ofClusterModules, func() bool {

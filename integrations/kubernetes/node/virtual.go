@@ -28,8 +28,8 @@ const (
 	maxZoneGap  = time.Hour        // reading of the Node
 )
 
-// virtual keeps the virtual services of the agent those of the cluster's Services. It follows them only while a
-// ClusterModule puts the proxy on pods: without, they cost the node and the API server nothing.
+// virtual synchronises the agent's virtual services with the cluster's Services. It watches Services only while a
+// ClusterModule deploys the proxy on pods, so that they cost the node and the API server nothing otherwise.
 type virtual struct {
 	client *watch.Client
 	agent  agent
@@ -62,7 +62,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 		v.start(ctx)
 	case wanted && time.Since(v.started) >= relistEvery && v.state.hasRoomAgain():
 		v.stop()
-		v.state.clear() // the agent keeps what it has until both lists are complete
+		v.state.clear() // the agent keeps its virtual services until both lists are complete
 		v.start(ctx)
 	case !wanted && view.complete && (v.stop != nil || !v.cleared):
 		if v.stop != nil {
@@ -139,7 +139,7 @@ func (v *virtual) array(of []services.Key) *array {
 	return &array{keys: of, text: func(key services.Key) []byte { return v.state.text(key, node) }}
 }
 
-// sync applies what has changed, and now and then everything: other clients of the agent may have changed it.
+// sync applies changes, and periodically everything, since other clients of the agent may have changed it.
 func (v *virtual) sync(ctx context.Context) error {
 	full := time.Since(v.full) >= fullEvery
 	if full {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nri gets pods with their labels from the container runtime, by its Node Resource Interface (NRI). The
-// libraries of that take several megabytes of memory: a program of its own, kerb-nri, has them (package plugin). It is
-// a child process, with which this package exchanges lines of JSON on its standard input and output.
+// Package nri receives pods with their labels from the container runtime through its Node Resource Interface (NRI).
+// Since NRI's libraries take several megabytes of memory, they are in a separate program, kerb-nri (package plugin),
+// which runs as a child process and exchanges lines of JSON with this package on standard input and output.
 package nri
 
 import (
@@ -21,13 +21,13 @@ import (
 	"time"
 )
 
-// Program is kerb-nri, which has to be in the directory of the program that starts it.
+// Program is the name of kerb-nri, which must be in the directory of the program that starts it.
 const Program = "kerb-nri"
 
 // retry is the pause before the program is started again.
 const retry = time.Second
 
-// Pod is a sandbox of a pod that has a network namespace of its own.
+// Pod is a sandbox of a pod with its own network namespace.
 type Pod struct {
 	ID        string            `json:"id"` // of the sandbox
 	Namespace string            `json:"namespace"`
@@ -37,9 +37,9 @@ type Pod struct {
 	Labels    map[string]string `json:"labels,omitempty"` // without those that the kubelet and containerd add
 }
 
-// Pods is what the runtime's events are passed to.
+// Pods receives the runtime's events.
 type Pods interface {
-	// Replace gives all sandboxes that the runtime has. It is called first after each connection.
+	// Replace receives all sandboxes of the runtime. It is called first after each connection.
 	Replace(runtime string, all iter.Seq[Pod])
 	// Start returns when containers of a new sandbox may start. After an error the runtime removes the sandbox, and the
 	// kubelet tries again with another one.
@@ -60,23 +60,23 @@ const (
 	Disconnected = "disconnected"
 )
 
-// Event is a line that the program writes.
+// Event is a line from the program.
 type Event struct {
 	Event   string `json:"event"`
 	Pod     *Pod   `json:"pod,omitempty"`     // of Listed, Start and Stop
 	Runtime string `json:"runtime,omitempty"` // of Connected
 	Error   string `json:"error,omitempty"`   // of Disconnected
 	Number  uint64 `json:"number,omitempty"`  // of Start, which the Answer repeats
-	Millis  int64  `json:"millis,omitempty"`  // of Start: the time in which it has to be answered
+	Millis  int64  `json:"millis,omitempty"`  // of Start: timeout for the response
 }
 
-// Answer is a line that the program reads.
+// Answer is a line to the program.
 type Answer struct {
 	Number uint64 `json:"number"`
 	Error  string `json:"error,omitempty"` // empty: containers may start
 }
 
-// Run has the program connect to the socket of a runtime until the context ends.
+// Run runs the program, which connects to the socket of a runtime, until the context ends.
 func Run(ctx context.Context, socket string, pods Pods, log *slog.Logger) {
 	for ctx.Err() == nil {
 		if err := run(ctx, socket, pods); ctx.Err() == nil {
@@ -116,7 +116,7 @@ func run(ctx context.Context, socket string, pods Pods) error {
 	return errors.Join(err, cmd.Wait())
 }
 
-// receive passes events on, and answers each Start when it has returned.
+// receive passes events to pods, and responds to each Start when pods.Start has returned.
 func receive(ctx context.Context, out io.Reader, in io.Writer, pods Pods) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var starts sync.WaitGroup
@@ -147,7 +147,7 @@ func receive(ctx context.Context, out io.Reader, in io.Writer, pods Pods) error 
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				_ = answers.Encode(answer) // where the program has ended, the next event says so
+				_ = answers.Encode(answer) // if the program has exited, reading the next event fails
 			})
 		case Stop:
 			pods.Stop(*e.Pod)

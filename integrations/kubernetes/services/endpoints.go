@@ -33,7 +33,7 @@ type membership struct {
 	of    *Endpoint
 }
 
-// endpoints are those that serve.
+// endpoints returns the serving endpoints.
 func endpoints(s *Service, of []sliceView, usual []v1.VirtualPort) ([]*endpoint, error) {
 	found := map[string]*endpoint{}
 	var out []*endpoint
@@ -145,8 +145,8 @@ const (
 	serving             // gets new connections
 )
 
-// instances says of each endpoint to which ports it gets new connections. Each group of ports is treated as kube-proxy
-// does: by itself.
+// instances returns the endpoints as instances, with the ports for which each gets new connections. Like kube-proxy, it
+// treats each group of ports separately.
 func instances(all []*endpoint, groups []*portGroup, s *Service, node Node) (out []v1.VirtualInstance, err error) {
 	local := s.Spec.Traffic == "Local"
 	uses := make([][]use, len(groups)) // by group and endpoint
@@ -211,9 +211,9 @@ type candidate struct {
 	ready bool
 }
 
-// choose follows kube-proxy: ready endpoints, of this node only if traffic is local, else those with hints for this
-// node, or for its zone. Endpoints that terminate and still serve keep their connections, and get new ones only if no
-// other is there.
+// choose selects endpoints like kube-proxy: ready ones, with local traffic only those of this node, otherwise those
+// with hints for this node, or for its zone. Terminating endpoints that still serve keep their connections, and get new
+// ones only if there are no others.
 func (g *portGroup) choose(all []*endpoint, local bool, node Node) []use {
 	var found []candidate
 	for n, e := range all {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package services turns Services and EndpointSlices of a Kubernetes cluster into virtual services of the agent, for
-// connections of pods to cluster addresses. What a virtual service cannot express stays with kube-proxy.
+// Package services translates Services and EndpointSlices of a Kubernetes cluster to virtual services of the agent, for
+// connections of pods to cluster addresses. kube-proxy keeps serving Services that a virtual service cannot express.
 package services
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// Paths of the collections, and labels that say what is whose.
+// Paths of the collections, and labels that relate objects.
 const (
 	ServicesPath = "/api/v1/services"
 	SlicesPath   = "/apis/discovery.k8s.io/v1/endpointslices"
@@ -24,19 +24,19 @@ const (
 	labelProxy   = "service.kubernetes.io/service-proxy-name" // another proxy than kube-proxy serves it
 )
 
-// Off is the value of the annotation kerb.dev/proxy of a Service that stays with kube-proxy.
+// Off is the value of the annotation kerb.dev/proxy for a Service that kube-proxy keeps serving.
 const Off = "off"
 
 // clientIP is the value of sessionAffinity by which clients keep their endpoint.
 const clientIP = "ClientIP"
 
-// Limits of a Service: the time that one takes is taken from all Services of the node.
+// Limits of a Service, since the time to process one delays all Services of the node.
 const (
 	MaxEndpoints = 1000
 	maxPorts     = 256
 )
 
-// Service is what is used of a Service.
+// Service has the used fields of a Service.
 type Service struct {
 	Metadata api.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -62,7 +62,7 @@ type ServicePort struct {
 	Port     uint16 `json:"port"`
 }
 
-// Slice is what is used of an EndpointSlice.
+// Slice has the used fields of an EndpointSlice.
 type Slice struct {
 	Metadata  api.ObjectMeta `json:"metadata"`
 	Type      string         `json:"addressType"`
@@ -110,8 +110,8 @@ func (s *Service) Meta() *api.ObjectMeta { return &s.Metadata }
 // Meta returns the metadata.
 func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
 
-// Compact removes what is not used, and ports beyond those that Translate accepts: their authors must not fill the
-// memory of all nodes. Of one that is not wanted, a port remains.
+// Compact removes unused data, and ports beyond the limit of Translate, so that authors of Services cannot exhaust the
+// memory of all nodes. One port remains of a Service that Kerb does not serve.
 func (s *Service) Compact() {
 	s.Metadata.Labels = only(s.Metadata.Labels, labelProxy)
 	if a := s.Metadata.Annotations; a != nil && a.Proxy != Off {
@@ -128,7 +128,8 @@ func (s *Service) Omit() {
 	s.Spec.Ports = slices.Clone(s.Spec.Ports[:min(1, s.Omitted)]) // without, it would not be wanted
 }
 
-// Compact removes what is not used, and the room that the JSON decoder has left for more: most of what endpoints take.
+// Compact removes unused data, and the spare capacity that the JSON decoder allocated, which is most of the memory of
+// endpoints.
 func (s *Slice) Compact() {
 	s.service = s.Of().Name // a map of one label takes 300 bytes
 	s.Metadata.Labels, s.Metadata.Annotations = nil, nil
@@ -145,7 +146,7 @@ func (s *Slice) Omit() {
 	s.Endpoints, s.Ports = nil, nil
 }
 
-// only returns a label alone.
+// only returns a map with just one label.
 func only(labels map[string]string, key string) map[string]string {
 	if value, ok := labels[key]; ok {
 		return map[string]string{key: value}
@@ -164,7 +165,7 @@ func (k Key) String() string { return k.Namespace + "/" + k.Name }
 // Key returns the identity of the Service.
 func (s *Service) Key() Key { return Key{s.Metadata.Namespace, s.Metadata.Name} }
 
-// Of returns the Service of the slice.
+// Of returns the key of the slice's Service.
 func (s *Slice) Of() Key {
 	return Key{s.Metadata.Namespace, cmp.Or(s.Metadata.Labels[labelOf], s.service)}
 }
@@ -176,11 +177,11 @@ func (s *Service) Wanted() bool {
 		len(s.Spec.ClusterIPs) > 0 && s.Spec.ClusterIPs[0] != "None"
 }
 
-// Node is where the clients are.
+// Node is the location of the clients.
 type Node struct{ Name, Zone string }
 
-// Translate returns the virtual service of a Service with all of its slices, or an error that says why it stays with
-// kube-proxy.
+// Translate returns the virtual service for a Service with all its slices, or an error with the reason why kube-proxy
+// keeps serving it.
 func Translate(s *Service, slicesOf []*Slice, node Node) (v1.VirtualService, error) {
 	out := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
 		Metadata: v1.ObjectMeta{Name: names.VirtualService(s.Metadata.Namespace, s.Metadata.Name)}}
@@ -245,8 +246,8 @@ const (
 	maxAffinity     = 86400
 )
 
-// affinityOf returns what the Service's session affinity makes of its addresses. The policy is the one by which a
-// client gets the same instance even if there is no room to remember it, as long as instances neither come nor go.
+// affinityOf returns an address with the policy for the Service's session affinity: with it, a client gets the same
+// instance even if the session table is full, as long as the set of instances does not change.
 func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 	if s.Spec.Affinity != clientIP {
 		return a, nil
@@ -261,8 +262,8 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 	return v1.VirtualAddress{Policy: v1.PolicySourceAffinity, AffinityTimeout: fmt.Sprintf("%ds", timeout)}, nil
 }
 
-// withTargets returns the Service without the ports of which no endpoint that serves has a target. Connections to them
-// are refused, as kube-proxy does. A virtual service without ports would serve all: if none is left, all stay, unless
+// withTargets returns the Service without ports for which no serving endpoint has a target. Connections to them are
+// rejected, as by kube-proxy. A virtual service without ports would serve all: if none remains, all are kept, unless
 // there are endpoints.
 func (s *Service) withTargets(of []sliceView) (*Service, error) {
 	out := *s

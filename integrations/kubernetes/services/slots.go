@@ -8,9 +8,9 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Slots returns how many slots of the proxy's table a virtual service of Translate takes at most. Each address has a
-// run of them for the instances that get new connections, and another for each port that not all instances serve. A
-// run fills a power of two.
+// Slots returns the maximum number of slots in the proxy's table for a virtual service of Translate. Each address has a
+// run of slots for the instances that get new connections, and another for each port that only some instances serve.
+// The length of a run is a power of two.
 func Slots(v *v1.VirtualService) (n int) {
 	type port struct {
 		number   uint16

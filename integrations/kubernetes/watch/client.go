@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watch follows objects of a Kubernetes API server over plain HTTP, with as little memory as their fields that
-// are used: client-go's typed clients alone would take more than the whole program.
+// Package watch lists and watches objects of a Kubernetes API server over plain HTTP, and keeps only the used fields in
+// memory: client-go's typed clients alone would take more than the whole program.
 package watch
 
 import (
@@ -18,7 +18,7 @@ import (
 	"strings"
 )
 
-// StatusError is an answer of the API server other than success.
+// StatusError is an error response of the API server.
 type StatusError struct {
 	Code    int
 	Reason  string
@@ -29,7 +29,7 @@ func (e *StatusError) Error() string {
 	return fmt.Sprintf("the API server answers %d %s: %s", e.Code, e.Reason, e.Message)
 }
 
-// IsStatus reports whether an error is an answer with this code.
+// IsStatus reports whether an error is a response with this code.
 func IsStatus(err error, code int) bool {
 	var status *StatusError
 	return errors.As(err, &status) && status.Code == code

@@ -35,7 +35,7 @@ const (
 // default, a list of thousands of pods was in memory as text, too, when the program started.
 const receiveBuffer = 128 << 10
 
-// Client is an API server. It is safe for concurrent use.
+// Client is a client of an API server. It is safe for concurrent use.
 type Client struct {
 	base      string
 	token     string
@@ -81,7 +81,7 @@ func sum(text []byte, files []string) (out [sha256.Size]byte) {
 	return out
 }
 
-// kubeconfig is what is supported of a kubeconfig file.
+// kubeconfig has the supported fields of a kubeconfig file.
 type kubeconfig struct {
 	CurrentContext string `yaml:"current-context"`
 	Contexts       []struct {
@@ -111,7 +111,8 @@ type kubeconfig struct {
 	}
 }
 
-// Load returns the API server of a kubeconfig file, or, if there is none, of the cluster whose pod this process is in.
+// Load returns a client for the API server of a kubeconfig file or, without one, of the cluster in whose pod this
+// process runs.
 func Load(file string) (*Client, error) {
 	load := func() (*Client, error) { return fromFile(file) }
 	if file == "" {
@@ -143,7 +144,7 @@ func fromFile(file string) (*Client, error) {
 	return c, nil
 }
 
-// files are those that hold certificates and keys.
+// files returns the files with certificates and keys.
 func (k kubeconfig) files(dir string) (out []string) {
 	var all []string
 	for _, of := range k.Clusters {
@@ -290,5 +291,5 @@ func authorities(pem []byte, err error) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// keepToken ends a request at a redirect: an API server has none, and the token is for it alone.
+// keepToken rejects redirects, which API servers do not use, since the token must not be sent elsewhere.
 func keepToken(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -28,27 +28,27 @@ type Resource struct {
 	Metadata bool   // only metadata is needed
 }
 
-// Object is what a type must have to be followed.
+// Object is the constraint for types that can be watched.
 type Object[T any] interface {
 	*T
 	Meta() *api.ObjectMeta
 }
 
-// Keeper is a type whose objects are handed on also if they cannot be decoded: to lose one would be worse than to know
-// only a part of it.
+// Keeper is implemented by types whose objects are delivered even if they cannot be decoded completely: losing them
+// would be worse than knowing only a part.
 type Keeper interface {
 	// Keep is called with the error. The fields that could be decoded are set.
 	Keep(err error)
 }
 
-// Handler receives objects. Its methods are called one after the other.
+// Handler receives objects. Its methods are called sequentially.
 type Handler[T any] struct {
 	Replace func([]T) // all objects that there are, by a complete list
 	Set     func(T)   // one is new or has changed
 	Delete  func(T)   // one is gone
-	// Share is called when a list begins, and what it returns with each object of the list, until Replace: what many
-	// objects have in common need not be in memory for each. If that returns a UID, the list continues without that
-	// object, which is this one or an earlier one. It may be nil.
+	// Share is called at the start of a list. The function that it returns is called with each object of the list, until
+	// Replace, and can make objects share memory. If it returns a UID, that object, the current or an earlier one, is
+	// removed from the list. Share may be nil.
 	Share func() func(*T) (drop string)
 }
 
@@ -65,7 +65,7 @@ type Times struct {
 	Watch               time.Duration // after which the server ends a watch, and half as long again at random
 }
 
-// DefaultTimes suit thin links: in steady state there is one request an hour.
+// DefaultTimes are for slow links: in steady state there is one request per hour.
 var DefaultTimes = Times{Backoff: 500 * time.Millisecond, MaxBackoff: 30 * time.Second, Watch: 40 * time.Minute}
 
 // pageSize is the number of objects of one LIST.
@@ -85,7 +85,7 @@ type follower[T any, P Object[T]] struct {
 	lists   bool              // the server cannot send initial events
 }
 
-// Follow lists and watches objects until the context ends. It survives everything that an API server and a network do.
+// Follow lists and watches objects until the context ends. It retries after all errors of API server and network.
 func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, times Times, log *slog.Logger,
 	h Handler[T]) {
 	f := &follower[T, P]{client: c, resource: r, handler: h, times: times, log: log.With("path", r.Path)}
@@ -117,7 +117,7 @@ func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, time
 	}
 }
 
-// List returns all objects as they are now: the server reads them from its store, not from a cache that may be behind.
+// List returns all objects. The server reads them from its store, and not from a cache that may be stale.
 func List[T any, P Object[T]](ctx context.Context, c *Client, r Resource, log *slog.Logger) (all []T, err error) {
 	f := &follower[T, P]{client: c, resource: r, log: log, handler: Handler[T]{Replace: func(got []T) { all = got }}}
 	return all, f.list(ctx)
@@ -131,7 +131,7 @@ func explain(err error) error {
 	return err
 }
 
-// round is one request that stays open, after a list if that is needed.
+// round makes one watch request, after a list if necessary.
 func (f *follower[T, P]) round(ctx context.Context) error {
 	if f.version == "" && f.lists {
 		if err := f.list(ctx); err != nil {
@@ -254,8 +254,8 @@ func readItems(d *json.Decoder, each func(json.RawMessage) error) error {
 	return err
 }
 
-// decode returns false for an object that cannot be decoded: it must not keep the others away. Of a Keeper it returns
-// what can be decoded, and an error if that has no name: without it no list is complete.
+// decode returns false for an object that cannot be decoded, so that it does not block others. For a Keeper, it returns
+// the fields that can be decoded, or an error if these lack the name, without which a list is incomplete.
 func (f *follower[T, P]) decode(text []byte) (object T, ok bool, err error) {
 	err = json.Unmarshal(text, &object)
 	if err == nil {
@@ -409,7 +409,7 @@ func (f *follower[T, P]) take(e event, initial bool, listed listing[T]) (end boo
 	return false, nil
 }
 
-// change hands an object on, unless what is known of it is newer.
+// change delivers an object, unless a newer version is known.
 func (f *follower[T, P]) change(deleted bool, object T, meta *api.ObjectMeta) {
 	version, late := f.late(meta, deleted)
 	if late {
@@ -427,8 +427,8 @@ func (f *follower[T, P]) change(deleted bool, object T, meta *api.ObjectMeta) {
 	f.handler.Set(object)
 }
 
-// late reports whether an event is older than what is known of its object, or the same. Resource versions are numbers
-// that can be compared (KEP-5504); if not, every event counts. A deletion may have the version that the object had.
+// late reports whether an event is not newer than the known version of its object. Resource versions are comparable
+// numbers (KEP-5504); if not, no event is late. A deletion may have the version of the object.
 func (f *follower[T, P]) late(meta *api.ObjectMeta, deleted bool) (uint64, bool) {
 	version, err := strconv.ParseUint(meta.ResourceVersion, 10, 64)
 	known, ok := f.seen[meta.UID]

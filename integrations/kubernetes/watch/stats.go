@@ -9,21 +9,21 @@ import (
 	"time"
 )
 
-// Stats are what a client has done since its start. Their size depends on the resources that are followed only.
+// Stats has the counters of a client since its start. Its size depends only on the number of watched resources.
 type Stats struct {
 	Requests map[Request]uint64
 	Watches  map[string]WatchStats // by resource, for example pods
 }
 
-// Request is a kind of requests: an HTTP method, and the code of the answer, or "error" if there was none.
+// Request is a kind of requests: an HTTP method, and the code of the response, or "error" without one.
 type Request struct{ Method, Code string }
 
-// WatchStats are those of one follower.
+// WatchStats has the counters of one watch.
 type WatchStats struct {
 	Lists  uint64 // complete lists: one at the start, and one whenever the server has forgotten too much
 	Errors uint64 // interruptions, but for those by which the server ends a watch after its time
-	// Last is when the last object or bookmark came, of which the server sends one about every minute; before the first
-	// one, when the follower started.
+	// Last is the time of the last object or bookmark, which the server sends about every minute; before the first one,
+	// the time at which the watch started.
 	Last time.Time
 }
 
@@ -37,7 +37,7 @@ func newCounters() *counters {
 	return &counters{all: Stats{Requests: map[Request]uint64{}, Watches: map[string]WatchStats{}}}
 }
 
-// Stats returns what the client has done.
+// Stats returns the client's counters.
 func (c *Client) Stats() Stats {
 	c.count.mu.Lock()
 	defer c.count.mu.Unlock()

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plugin is a plugin of the container runtime's Node Resource Interface (NRI): containerd and CRI-O report a
-// pod with its labels after its network is there (CNI ADD), and create no container of it before the plugin has
-// answered.
+// Package plugin implements a plugin for the container runtime's Node Resource Interface (NRI). containerd and CRI-O
+// report a pod with its labels after its network is set up (CNI ADD), and create no container of it before the plugin
+// has responded.
 //
-// The runtime calls plugins for one event at a time, whatever pod it is about, and continues without a plugin that does
-// not answer in time: every answer comes before that.
+// The runtime calls plugins sequentially for all pods, and disconnects a plugin that does not respond in time. The
+// plugin therefore always responds before this timeout.
 package plugin
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// Name is what the runtime calls the plugin, as in required_plugins of containerd's default_validator.
+// Name is the plugin's name in the runtime, for example in required_plugins of containerd's default_validator.
 const Name = "kerb"
 
 // index is the place among other plugins, from 00 to 99. The order does not matter to Kerb.
@@ -44,8 +44,8 @@ var handshake = 10 * time.Second
 
 var errNotConfigured = errors.New("the runtime has not configured the plugin")
 
-// Run connects to the socket of a runtime, and connects again when the runtime has restarted, until the context ends.
-// After an error the process has to start again: goroutines of a connection are left that nothing else ends.
+// Run connects to the socket of a runtime, and reconnects after the runtime has restarted, until the context ends.
+// After an error the process must exit, since goroutines of the connection keep running.
 func Run(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) error {
 	retry := minRetry
 	for {
@@ -69,7 +69,7 @@ func Run(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) er
 	}
 }
 
-// serve answers the runtime until the connection ends. It reports whether the runtime has accepted the plugin.
+// serve serves the runtime until the connection ends. It reports whether the runtime accepted the plugin.
 func serve(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) (bool, error) {
 	conn, err := (&net.Dialer{Timeout: handshake}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -97,7 +97,7 @@ func serve(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) 
 	return false, err
 }
 
-// plugin has the events that the stub subscribes to: those of its methods.
+// plugin handles events. The stub subscribes to the events for which it has methods.
 type plugin struct {
 	stub       stub.Stub
 	pods       nri.Pods
@@ -113,7 +113,7 @@ var (
 	_ stub.StopPodInterface     = (*plugin)(nil)
 )
 
-// Configure is the runtime's answer to the registration.
+// Configure is called by the runtime after registration.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (stub.EventMask, error) {
 	name := runtime + " " + version
 	p.runtime.Store(&name)
@@ -122,7 +122,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (stub.
 	return 0, nil
 }
 
-// Synchronize gives the pods that are there when the plugin connects.
+// Synchronize receives the existing pods when the plugin connects.
 func (p *plugin) Synchronize(_ context.Context, all []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate,
 	error) {
 	var pods []nri.Pod
@@ -176,7 +176,7 @@ func podOf(s *api.PodSandbox) nri.Pod {
 		Labels: labels}
 }
 
-// isAdded reports whether a label of a sandbox is none of the pod: the kubelet and containerd add some.
+// isAdded reports whether a label of a sandbox was added by the kubelet or containerd, and is not a label of the pod.
 func isAdded(key string) bool {
 	switch key {
 	case "io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "oci_runtime_type",
@@ -186,7 +186,8 @@ func isAdded(key string) bool {
 	return strings.HasPrefix(key, "io.cri-containerd.")
 }
 
-// logger passes on what the stub logs. What it calls information is about every step of a connection.
+// logger forwards the stub's log. It lowers the level of information, which the stub logs for every step of a
+// connection.
 type logger struct{ *slog.Logger }
 
 func (l logger) Debugf(ctx context.Context, format string, args ...any) {

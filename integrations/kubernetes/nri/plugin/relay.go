@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// Relay runs the plugin and passes its events on, as kerb-nri does, until the context or the input ends, or Run fails.
+// Relay runs the plugin and relays its events, as kerb-nri, until the context or the input ends, or Run fails.
 func Relay(ctx context.Context, socket string, in io.Reader, out io.Writer, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -38,7 +38,7 @@ func Relay(ctx context.Context, socket string, in io.Reader, out io.Writer, log 
 	}
 }
 
-// relay writes events as lines, and waits for the answers to some.
+// relay writes events as lines, and waits for responses to some.
 type relay struct {
 	mu      sync.Mutex
 	out     *bufio.Writer
@@ -49,7 +49,7 @@ type relay struct {
 
 var _ nri.Pods = (*relay)(nil)
 
-// answers reads until the process that has started this one ends.
+// answers reads responses until the parent process ends.
 func (r *relay) answers(in io.Reader) error {
 	for lines := json.NewDecoder(in); ; {
 		var a nri.Answer
@@ -93,7 +93,7 @@ func (r *relay) Start(ctx context.Context, p nri.Pod) error {
 	r.last++
 	number := r.last
 	r.waiting[number] = answer
-	// The reader answers first, with its reason.
+	// The reader's timeout is shorter, so that it responds first, with a reason.
 	r.send(nri.Event{Event: nri.Start, Pod: &p, Number: number, Millis: (time.Until(deadline) * 9 / 10).Milliseconds()})
 	r.mu.Unlock()
 	select {

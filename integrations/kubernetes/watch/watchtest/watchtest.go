@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package watchtest makes clients of API servers that are functions of a test.
+// Package watchtest provides clients for fake API servers in tests.
 package watchtest
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// Client serves an API server by TLS until the test ends, and returns its client.
+// Client serves serve as an API server over TLS until the test ends, and returns a client for it.
 func Client(t testing.TB, serve http.Handler) *watch.Client {
 	t.Helper()
 	server := httptest.NewTLSServer(serve)
