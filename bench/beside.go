@@ -30,7 +30,7 @@ const (
 	stealMetric     = "steal"
 )
 
-// Costs are what rounds of most experiments have in common, with words for people.
+// Costs are the metrics that most experiments record for each round, with labels.
 var Costs = []struct{ Metric, Label, Unit string }{
 	{MemoryMetric, "memory", "MiB"},
 	{softirqMetric, "softirqs", "CPUs"},

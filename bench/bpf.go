@@ -43,8 +43,8 @@ func HaveTCX() error {
 	return err
 }
 
-// AttachXDP attaches a program at the driver of an interface of a namespace. Where the driver has no XDP, the error is
-// one of LeftOut.
+// AttachXDP attaches a program in native mode to an interface of a namespace. If the driver does not support XDP, it
+// returns an error for LeftOut.
 func AttachXDP(ns *netlab.Namespace, nic string, p *ebpf.Program) (l link.Link, err error) {
 	err = ns.Do(func() error {
 		device, err := netlink.LinkByName(nic)
@@ -70,8 +70,8 @@ func AddClsact(ifindex int) (*netlink.Clsact, error) {
 	return qdisc, nil
 }
 
-// PutFilter adds a direct-action filter behind a clsact qdisc, or replaces the one with its priority and handle. The
-// parent is netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS.
+// PutFilter adds a direct-action filter to a clsact qdisc, or replaces the one with its priority and handle. parent is
+// netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS.
 func PutFilter(ifindex int, parent uint32, priority, handle int, p *ebpf.Program) error {
 	filter := &netlink.BpfFilter{
 		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Priority: uint16(priority),

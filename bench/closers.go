@@ -8,14 +8,14 @@ import (
 	"slices"
 )
 
-// Closers undo what was set up, the newest first: labs that are still used cannot be removed. What an experiment builds
-// embeds it. The zero value undoes nothing.
+// Closers closes resources in reverse order, since labs that are still in use cannot be removed. It is embedded in what
+// experiments set up. The zero value is empty.
 type Closers []func() error
 
-// Later adds what Close is to do, before all that was added before.
+// Later adds a function that Close calls before those added earlier.
 func (c *Closers) Later(f func() error) { *c = append(*c, f) }
 
-// Close undoes everything, also after an error, and once.
+// Close calls all functions once, also after errors.
 func (c *Closers) Close() error {
 	var errs []error
 	for _, f := range slices.Backward(*c) {
@@ -25,7 +25,7 @@ func (c *Closers) Close() error {
 	return errors.Join(errs...)
 }
 
-// CloseOn closes if there is an error, and returns it: for what was built in part only.
+// CloseOn calls Close if err is not nil, to clean up after a partial setup, and returns err.
 func (c *Closers) CloseOn(err error) error {
 	if err == nil {
 		return nil
@@ -33,7 +33,7 @@ func (c *Closers) CloseOn(err error) error {
 	return errors.Join(err, c.Close())
 }
 
-// CloseAll closes all of a list, also after an error.
+// CloseAll closes all elements of a list, also after errors.
 func CloseAll[T io.Closer](all []T) error {
 	var errs []error
 	for _, c := range all {

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// flags are what every experiment takes.
+// flags are the flags of every experiment.
 type flags struct {
 	quick, bystander  bool
 	loads, contenders []string
@@ -25,7 +25,7 @@ type flags struct {
 	out, plots        string
 }
 
-// Command is `bench` with one subcommand per registered experiment.
+// Command returns `bench` with one subcommand per registered experiment.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench",
@@ -47,7 +47,7 @@ func Command() *cobra.Command {
 
 var commands []func() *cobra.Command
 
-// RegisterCommand adds a command that is not an experiment. It is called from init.
+// RegisterCommand adds a command that is not an experiment. Call it from init.
 func RegisterCommand(c func() *cobra.Command) { commands = append(commands, c) }
 
 func sweepCommand() *cobra.Command {
@@ -122,7 +122,7 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	return errors.Join(run.report.publish(cmd, f), run.report.Err())
 }
 
-// Measure runs the experiment, on hosts of its own, and describes the machine in the report.
+// Measure runs the experiment, and adds a description of the machine to the report.
 func (e Experiment) Measure(ctx context.Context, run *Run) error {
 	if err := sweep(); err != nil {
 		return err

@@ -29,10 +29,10 @@ var headers embed.FS
 // are.
 const ProgramCacheEnv = "KERB_BENCH_PROGRAMS"
 
-// Programs is a directory with what Compile has made there of the sources in src/.
+// Programs is a directory with programs that Compile has compiled from the sources in src/.
 type Programs struct{ Dir string }
 
-// Compile makes programs in a directory of its own, into which prepare, if it is not nil, writes further sources.
+// Compile compiles programs in a temporary directory, to which prepare, if it is not nil, adds sources.
 func Compile(ctx context.Context, prepare func(dir string) error, files fs.FS, sources ...string) (Programs, error) {
 	dir, err := tempdir.New()
 	if err != nil {
@@ -50,10 +50,10 @@ func Compile(ctx context.Context, prepare func(dir string) error, files fs.FS, s
 	return Programs{dir}, nil
 }
 
-// Path is the program of the source src/NAME.c.
+// Path returns the program of the source src/NAME.c.
 func (p Programs) Path(name string) string { return Program(p.Dir, "src/"+name+".c") }
 
-// Add compiles one more source of those that Compile has copied, with further flags of the compiler.
+// Add compiles another source that Compile has copied, with additional compiler flags.
 func (p Programs) Add(ctx context.Context, source string, flags ...string) error {
 	return compileC(ctx, p.Dir, Program(p.Dir, source), []string{source}, append(flags, "-march=native")...)
 }
@@ -61,10 +61,10 @@ func (p Programs) Add(ctx context.Context, source string, flags ...string) error
 // Close removes the directory.
 func (p Programs) Close() error { return tempdir.Remove(p.Dir) }
 
-// CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make
-// it for this machine: references in user space are in C, so that none is slow for its language. Headers of include/
-// are found by all, and those of directories of dir that are named after a source, with whose sources it is linked:
-// "src/a.c lib". Program(dir, source) is the result.
+// CompileC copies files to a directory and compiles each C source there, optimised for this machine: references in user
+// space are in C, so that the language does not slow them down. All sources can include headers of include/. A source
+// followed by directories of dir, as in "src/a.c lib", can include their headers and is linked with their sources.
+// Program(dir, source) is the result.
 func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
 	for _, all := range []fs.FS{files, headers} {
 		if err := os.CopyFS(dir, all); err != nil {
@@ -135,5 +135,5 @@ func compileC(ctx context.Context, dir, program string, words []string, flags ..
 	return nil
 }
 
-// Program is where CompileC puts what it makes of a source.
+// Program returns the path of the program that CompileC compiles from a source.
 func Program(dir, source string) string { return filepath.Join(dir, strings.TrimSuffix(source, ".c")) }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPUs lists the CPUs that this process may use, in ascending order. Where there are threads of one core, the first and
-// the last of them are not these.
+// CPUs returns the CPUs that this process may use, in ascending order. With SMT, the first and the last one are not
+// siblings.
 func CPUs() ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

@@ -12,14 +12,13 @@ import (
 // powerMetric is what the processors' packages use during a round, where Linux shows it.
 const powerMetric = "power"
 
-// Energy is what the processors' packages have used, by the counters that Linux shows of them (RAPL, in
-// /sys/class/powercap).
+// Energy is the energy used by the processor packages, from Linux's counters (RAPL, in /sys/class/powercap).
 type Energy map[string]energyCounter
 
 // energyCounter is in uJ, and begins again at 0 after most.
 type energyCounter struct{ used, most float64 }
 
-// ReadEnergy reads the counters below a root directory. It reports false where there are none, as on most virtual
+// ReadEnergy reads the counters below a root directory. It returns false if there are none, as on most virtual
 // machines.
 func ReadEnergy(root fs.FS) (Energy, bool) {
 	e := Energy{}
@@ -38,7 +37,7 @@ func ReadEnergy(root fs.FS) (Energy, bool) {
 	return e, len(e) > 0
 }
 
-// Since is the energy used since before, in J.
+// Since returns the energy used since before, in J.
 func (e Energy) Since(before Energy) (joules float64) {
 	for zone, c := range e {
 		used := c.used - before[zone].used

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package bench is the frame of `kerb bench`: experiments register themselves
-// from directories of their own, and get interleaved rounds, medians, the
-// common JSON, a table for people and plots from here. An experiment measures
-// Kerb against its references in the same run; the exit status says whether
-// the run was sound, never whether the figures please.
+// Package bench is the framework of `kerb bench`. Experiments are packages that register themselves; the framework
+// provides interleaved rounds, medians, the common JSON format, tables and plots. An experiment measures Kerb and its
+// references in the same run. The exit status reports whether the run was valid, regardless of the results.
 package bench
 
 import (
@@ -19,26 +17,24 @@ import (
 
 // Experiment is one measurement with a name on the command line.
 type Experiment struct {
-	// Name is the word after `kerb bench`, Short its help line.
+	// Name is the name of the subcommand, Short its help text.
 	Name, Short string
-	// Baseline is the config that ratios in the table are against. A table
-	// without cells of it shows no ratios.
+	// Baseline is the config to which ratios in tables refer. Tables without it have no ratios.
 	Baseline string
 	// Loads are all loads in order, QuickLoads those of --quick. LongLoads are
 	// measured only when --loads names them.
 	Loads, QuickLoads, LongLoads []string
-	// Configs are those that --contenders picks from. Without them there is no such flag.
+	// Configs are the possible values of --contenders. If empty, the flag does not exist.
 	Configs []string
-	// Flags adds the experiment's own to those that all have. Nil is none.
+	// Flags adds flags of the experiment; it may be nil.
 	Flags func(*cobra.Command)
-	// Run measures the loads of the run. An error means that the run is void.
+	// Run measures the loads of the run. An error aborts the run without a report.
 	Run func(ctx context.Context, run *Run) error
 }
 
 var experiments = map[string]Experiment{}
 
-// Register adds an experiment. It is called from init, and a name taken twice
-// is a bug in the build.
+// Register adds an experiment. Call it from init. It panics if the name is taken.
 func Register(e Experiment) {
 	if _, taken := experiments[e.Name]; taken {
 		panic("bench: two experiments have the name " + e.Name)
@@ -46,7 +42,7 @@ func Register(e Experiment) {
 	experiments[e.Name] = e
 }
 
-// Find returns the experiment of a name.
+// Find returns the experiment with a name.
 func Find(name string) (Experiment, bool) {
 	e, ok := experiments[name]
 	return e, ok

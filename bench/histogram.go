@@ -29,7 +29,7 @@ func (b *Bin) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, &[2]any{&b.UpTo, &b.Count})
 }
 
-// Histogram is how the values of a metric are spread over all rounds. Those of one group are drawn together, with the
+// Histogram is the distribution of a metric over all rounds. Histograms of a group are plotted together with the
 // baseline's.
 type Histogram struct {
 	Config string `json:"config"`
@@ -40,7 +40,7 @@ type Histogram struct {
 	Bins   []Bin  `json:"bins"` // in ascending order
 }
 
-// Spread adds the values of one further round to a histogram.
+// Spread adds the values of another round to a histogram.
 func (r *Run) Spread(round Histogram) {
 	all := &r.report.Histograms
 	i := slices.IndexFunc(*all, func(h Histogram) bool {

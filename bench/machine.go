@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// Machine is what decides about figures and differs between machines that run the same kernel.
+// Machine describes the properties of a machine, apart from its kernel, that affect results.
 type Machine struct {
 	CPU     string `json:"cpu,omitempty"`     // model; arm64 has none
 	Virtual bool   `json:"virtual,omitempty"` // a hypervisor says so
-	// Governor sets the CPUs' frequency; empty where Linux does not (most virtual machines).
+	// Governor is the CPU frequency governor; empty if Linux does not control the frequency (most virtual machines).
 	Governor string `json:"governor,omitempty"`
-	// Cores with several threads, as lists of CPUs: "0-1". Two loads on one of these slow each other.
+	// SMT siblings, as lists of CPUs: "0-1". Two loads on siblings slow each other down.
 	Siblings []string `json:"siblings,omitempty"`
 	// Interrupts is the mask of CPUs, in hexadecimal, that handle interrupts of new devices.
 	Interrupts string  `json:"interrupts,omitempty"`
@@ -41,7 +41,7 @@ const mostSteal = 1
 // cpuTimes are of all CPUs since boot, in clock ticks.
 type cpuTimes struct{ idle, steal, all float64 }
 
-// ThisMachine describes this machine as it is now.
+// ThisMachine returns a description of this machine.
 func ThisMachine() string { return readMachine(os.DirFS("/")).String() }
 
 // readMachine reads a machine from its root directory. What is not there stays empty.
@@ -141,7 +141,7 @@ func (m *Machine) String() string {
 	return text
 }
 
-// warnings are the reasons to distrust figures of this machine, with what can be done.
+// warnings returns the reasons why results of this machine may be unreliable, with remedies.
 func (m *Machine) warnings(cpus int) (all []string) {
 	if m.Governor != "" && m.Governor != "performance" {
 		all = append(all, fmt.Sprintf("governor %s: results depend on the load before the run; cpupower frequency-set -g "+

@@ -21,7 +21,7 @@ type Process struct {
 // StartProcess starts a program, and returns when it has written the line "ready".
 func StartProcess(cmd *exec.Cmd) (*Process, error) { return StartThreads(cmd, 1) }
 
-// StartThreads is StartProcess of a program that writes the line so many times, once for each of its threads.
+// StartThreads is StartProcess for a program that writes the line once per thread.
 func StartThreads(cmd *exec.Cmd, threads int) (*Process, error) {
 	p := &Process{Cmd: cmd}
 	cmd.Stderr = &p.Stderr
@@ -41,7 +41,7 @@ func StartThreads(cmd *exec.Cmd, threads int) (*Process, error) {
 	return p, nil
 }
 
-// Stop kills the program. The error is that it had ended by itself.
+// Stop kills the program. It returns an error if the program had already exited.
 func (p *Process) Stop() error {
 	_ = p.Cmd.Process.Kill()
 	err := p.Cmd.Wait()

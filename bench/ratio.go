@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Ratio compares a cell with the baseline's. Rounds are measured in turn, so each is divided by the baseline's round
-// next to it. A config is not slower if the lower quartile is at most 1.00.
+// Ratio compares a cell with the baseline's. Since rounds alternate, each round is divided by the adjacent round of the
+// baseline. A config is not slower if the lower quartile is at most 1.00.
 type Ratio struct {
 	Median float64 `json:"median"`
 	Lower  float64 `json:"lowerQuartile"`

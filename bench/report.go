@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// Cell is one figure: the stat of a metric of one config under one load.
+// Cell is one result: the stat of a metric of one config under one load.
 type Cell struct {
 	Config string  `json:"config"`
 	Load   string  `json:"load"`
@@ -27,27 +27,27 @@ type Cell struct {
 	Stat   string  `json:"stat"` // p50, p99, p99.9, stddev, sum, max, ...
 	Value  float64 `json:"value"`
 	Unit   string  `json:"unit"`
-	// Rounds are the single values that Value was made of, in order of time.
+	// Rounds has the values of the rounds, from which Value is computed, in order of time.
 	Rounds []float64 `json:"rounds,omitempty"`
-	// Ratio is to the baseline's, if there is one.
+	// Ratio is the ratio to the baseline, if there is one.
 	Ratio *Ratio `json:"ratio,omitempty"`
 }
 
-// Report is the common JSON of all experiments.
+// Report is the common JSON format of all experiments.
 type Report struct {
 	Experiment string `json:"experiment"`
 	Kernel     string `json:"kernel"` // uname -r
 	CPUs       int    `json:"cpus"`
-	// Machine is nil in reports of before 0.2.0.
+	// Machine is nil in reports from before 0.2.0.
 	Machine  *Machine `json:"machine,omitempty"`
 	Quick    bool     `json:"quick"`
 	Baseline string   `json:"baseline,omitempty"`
 	Cells    []Cell   `json:"cells"`
-	// Histograms show how single values are spread, where an experiment examines tails.
+	// Histograms are the distributions of individual values, in experiments about tail latency.
 	Histograms []Histogram `json:"histograms,omitempty"`
-	// Series are single values, where figures show these.
+	// Series are individual values, if plots show them.
 	Series []Series `json:"series,omitempty"`
-	// Notes say what was left out or measured otherwise, and why.
+	// Notes describe what was left out or measured differently, and why.
 	Notes []string `json:"notes,omitempty"`
 	// Unsound lists the reasons why the run is invalid.
 	Unsound []string `json:"unsound,omitempty"`
@@ -62,7 +62,7 @@ func newReport(e Experiment, quick bool) *Report {
 	}
 }
 
-// Where says on what the report was made.
+// Where describes the machine on which the report was made.
 func (r *Report) Where() string {
 	text := fmt.Sprintf("%s on Linux %s, %d CPUs", r.Experiment, r.Kernel, r.CPUs)
 	if r.Machine != nil {
@@ -74,7 +74,7 @@ func (r *Report) Where() string {
 	return text
 }
 
-// KernelRelease is what uname -r prints.
+// KernelRelease returns the output of uname -r.
 func KernelRelease() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
@@ -83,7 +83,7 @@ func KernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// Warnings are the reasons to distrust the figures.
+// Warnings returns the reasons why the results may be unreliable.
 func (r *Report) Warnings() []string {
 	if r.Machine == nil {
 		return nil
@@ -108,7 +108,7 @@ func (r *Report) stolenRounds() (stolen, all int) {
 	return stolen, all
 }
 
-// Match returns the first cell whose load matches a pattern, in which * stands for what is not a slash.
+// Match returns the first cell whose load matches a pattern, in which * matches anything but a slash.
 func (r *Report) Match(config, load, metric, stat string) (Cell, bool) {
 	return r.find(func(c Cell) bool {
 		return c.Config == config && matches([]string{load}, c.Load) && c.Metric == metric && c.Stat == stat
@@ -132,7 +132,7 @@ func (r *Report) find(wanted func(Cell) bool) (Cell, bool) {
 // ErrInvalid is wrapped by the error of a run that completed but is invalid.
 var ErrInvalid = errors.New("the run is invalid")
 
-// Err is nil of a run that is valid.
+// Err returns nil for a valid run.
 func (r *Report) Err() error {
 	if len(r.Unsound) == 0 {
 		return nil
@@ -143,7 +143,7 @@ func (r *Report) Err() error {
 // compressed is how the name of a report ends that is compressed by gzip.
 const compressed = ".gz"
 
-// WriteJSON replaces path as a whole, compressed if its name ends in .gz.
+// WriteJSON replaces a file atomically, compressed if its name ends in .gz.
 func WriteJSON(path string, value any) error {
 	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {

@@ -14,34 +14,35 @@ import (
 	"time"
 )
 
-// MinRounds is how often every trial is repeated at least.
+// MinRounds is the minimum number of rounds of each trial.
 const MinRounds = 5
 
-// Sample is one figure of one round. Of the rounds, the stat "sum" is added
-// up, "max" and "min" are taken over all, and of any other stat the median.
+// Sample is one result of one round. Rounds are merged by stat: "sum", "max" and "min" over all rounds, and the median
+// for all other stats.
 type Sample struct {
 	Metric, Stat, Unit string
 	Value              float64
 }
 
-// P50 is a figure whose median over the rounds counts.
+// P50 returns a sample of which the median over the rounds counts.
 func P50(metric, unit string, value float64) Sample { return Sample{metric, "p50", unit, value} }
 
-// Count is a number of events, which is added up over the rounds.
+// Count returns a number of events, which is summed up over the rounds.
 func Count(metric string, n uint64) Sample { return Sample{metric, "sum", "count", float64(n)} }
 
 // ErrLeftOut is wrapped by the error of a config that cannot be measured on this machine.
 var ErrLeftOut = errors.New("cannot be measured here")
 
-// Trial is one config under test: Measure is called once a round.
+// Trial is one config under test. Measure is called once per round.
 type Trial struct {
 	Config  string
 	Measure func(ctx context.Context) ([]Sample, error)
-	// Load is where the round's costs are recorded, of a trial without samples, which records its own figures under loads
-	// of its own. Empty: the run's load with samples, and no costs without.
+	// Load is the load under which the costs of a round are recorded for a trial that returns no samples, but records them
+	// itself under other loads. If it is empty, costs are recorded under the run's load with samples, and not at all
+	// without.
 	Load string
-	// Open sets the config up, before the first round of all, and returns what is closed after the last one. Nil does
-	// nothing, as does a closer that is nil. Errors of LeftOut leave the config out.
+	// Open sets up the config before the first round of all configs. The returned closer, which may be nil, is closed
+	// after the last round. Open may be nil. Errors for LeftOut skip the config.
 	Open func() (io.Closer, error)
 }
 
@@ -49,21 +50,21 @@ type Trial struct {
 type Run struct {
 	// Quick asks for short measurements: the whole run fits in 45 seconds.
 	Quick bool
-	// Rounds is how often every trial is measured, at least MinRounds.
+	// Rounds is the number of rounds of each trial, at least MinRounds.
 	Rounds int
-	// Scale is the share of the published counts that is measured where `kerb bench paper` repeats a published
-	// experiment; otherwise 0, and lengths are the experiment's own.
+	// Scale is the fraction of the published number of repetitions, if `kerb bench paper` repeats a published experiment;
+	// otherwise it is 0, and the experiment uses its own lengths.
 	Scale float64
-	// Bystander asks for a further round of every trial with a compute job next to it.
+	// Bystander requests an additional round of each trial next to a compute job.
 	Bystander bool
-	// Configs are the ones to measure; none stands for all.
+	// Configs are the configs to measure; all if empty.
 	Configs []string
-	// ServerCPUs is how many CPUs the servers of an experiment have that divides them; 0 stands for half of all.
+	// ServerCPUs is the number of CPUs for servers, in experiments with separate CPUs; 0 means half of all.
 	ServerCPUs int
-	// Peer is where `kerb bench peer` waits, and TokenFile has its token, for experiments whose client can be on another
-	// machine. Empty stands for none.
+	// Peer is the address of `kerb bench peer`, and TokenFile has its token, for experiments whose client can run on
+	// another machine. Both may be empty.
 	Peer, TokenFile string
-	// Expected is how long the run takes, for its progress; 0 if that is unknown.
+	// Expected is the expected duration of the run, for its progress; 0 if unknown.
 	Expected time.Duration
 
 	done     float64   // share of the rounds
@@ -75,21 +76,22 @@ type Run struct {
 	start    time.Time
 }
 
-// NewRun begins a run of some of an experiment's loads. Experiments are handed
-// theirs by the command; only their tests make one.
+// NewRun returns a run of some of an experiment's loads. The command calls it for experiments; only tests call it
+// directly.
 func NewRun(e Experiment, quick bool, rounds int, loads []string, progress io.Writer) *Run {
 	return &Run{Quick: quick, Rounds: rounds, loads: loads, report: newReport(e, quick), progress: progress,
 		start: time.Now()}
 }
 
-// Report is what has been found so far.
+// Report returns the results so far.
 func (r *Run) Report() *Report { return r.report }
 
 // Loads are the loads to measure, in order.
 func (r *Run) Loads() []string { return r.loads }
 
-// Interleave measures the trials in turn, A B C, C B A, A B C ..., and adds their cells: a slow stretch of the machine
-// falls on all of them, and what one leaves for the kernel to do not always on the same.
+// Interleave measures the trials in the order A B C, C B A, A B C ..., and records their samples. A temporary slowdown
+// of the machine thus affects all configs, and deferred kernel work of one config does not always affect the same other
+// one.
 func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err error) {
 	defer func() { r.finished++ }()
 	var opened Closers
@@ -149,8 +151,8 @@ func (r *Run) open(trials []Trial, opened *Closers) (ready []Trial, err error) {
 	return ready, nil
 }
 
-// LeftOut reports whether an error means that a config, or a load, cannot be measured on this machine, or lacks a
-// program, and notes that it is left out.
+// LeftOut reports whether an error means that a config, or a load, cannot be measured on this machine, for example
+// because a program is not installed. It then adds a note.
 func (r *Run) LeftOut(what string, err error) bool {
 	left := errors.Is(err, ErrLeftOut) || errors.Is(err, exec.ErrNotFound)
 	if left {
@@ -159,12 +161,12 @@ func (r *Run) LeftOut(what string, err error) bool {
 	return left
 }
 
-// Wants says whether a config is to be measured.
+// Wants reports whether a config is selected.
 func (r *Run) Wants(config string) bool {
 	return len(r.Configs) == 0 || slices.Contains(r.Configs, config)
 }
 
-// Record adds samples as one further round of their cells.
+// Record adds samples as another round of their cells.
 func (r *Run) Record(config, load string, samples ...Sample) {
 	for _, s := range samples {
 		c := r.cell(config, load, s)
@@ -185,7 +187,7 @@ func (r *Run) cell(config, load string, s Sample) *Cell {
 	return &r.report.Cells[len(r.report.Cells)-1]
 }
 
-// Note adds to the report what was left out or done otherwise.
+// Note adds a note to the report, once.
 func (r *Run) Note(format string, args ...any) {
 	note := fmt.Sprintf(format, args...)
 	if !slices.Contains(r.report.Notes, note) {
@@ -198,7 +200,7 @@ func (r *Run) Invalidate(format string, args ...any) {
 	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
 }
 
-// Progress shows the user the current step.
+// Progress prints the current step.
 func (r *Run) Progress(format string, args ...any) {
 	elapsed := time.Since(r.start)
 	text := fmt.Sprintf(format, args...)
@@ -215,8 +217,8 @@ func bar(elapsed, left time.Duration) string {
 	return "[" + strings.Repeat("#", n) + strings.Repeat(".", width-n) + "]"
 }
 
-// left is what was expected, until the rounds so far say better: elapsed counts from the run's start, measured from
-// that of the first round.
+// left estimates the remaining time from the expected duration, and later from the rounds so far. elapsed is the time
+// since the start of the run, measured that since the first round.
 func (r *Run) left(elapsed, measured time.Duration) time.Duration {
 	if r.Expected == 0 || r.done < 0.05 {
 		return r.Expected - elapsed

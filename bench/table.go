@@ -55,7 +55,7 @@ func (t *table) get(load, config string) (Cell, bool) {
 	return c, ok
 }
 
-// WriteTable prints the report for people.
+// WriteTable prints the report as text.
 func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintln(w, r.Where())
 	if err := errors.Join(r.writeTables(w), r.writeTails(w)); err != nil {

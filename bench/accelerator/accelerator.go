@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package accelerator is `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's accelerator, with
-// every message redirected, with the published design, and AF_UNIX as the limit. Requests and answers, one-way
-// streams, a file, Redis and HTTP go over loopback, between two services on a bridge, through a proxy of the node and
-// through two sidecars. Client and server of the first three are C, the rest are the real programs.
+// Package accelerator implements `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's
+// accelerator, with redirection of every message, with the published design, and with AF_UNIX sockets as the limit.
+// Workloads are requests and replies, one-way streams, a file, Redis and HTTP, over loopback, between two services on a
+// bridge, through a proxy on the node, and through two sidecars. Client and server of the first three workloads are
+// written in C; the others are the real programs.
 package accelerator
 
 import (

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
-// inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published
-// windows: their accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, by packets
-// that count in it (kernel) and with a lookup of each source (kernel-lookup), against three system calls per source
-// (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the
-// kernel, in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/*
-// have the model asked for each frame, change/* replace it while frames flow. size/* are frames of a size without a
-// model, softirq/* the CPU time in softirqs over time, at one rate.
+// Package classifier implements `kerb bench classifier`, which compares inference in the kernel with user space:
+//
+//   - mlp-* and forest-*: one inference, compared with the same arithmetic in C, scalar (user) and with vector
+//     instructions (user-best).
+//   - rpl/*: the published windows. Accuracy, agreement with floating point, and the evaluation of the 12 sources of a
+//     window, triggered by the packets that count in it (kernel) or with a lookup per source (kernel-lookup), compared
+//     with three system calls per source (user, as published) and one for all (user-best). Also the rate and the CPU
+//     time of frames through a chain with the model in the kernel, with the model in the control plane (user), with the
+//     classifier but no model (none), and without the classifier (bare).
+//   - per-packet/*: the model is evaluated for each frame.
+//   - change/*: the model is replaced under traffic.
+//   - size/*: frames of one size, without a model.
+//   - softirq/*: CPU time in softirqs over time, at one rate.
 package classifier
 
 import (

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is `kerb bench control`: what a control plane costs in memory, how long it takes from a new module to
-// one that has taken over, how long from a changed config to the kernel, and how many events a second it reads before
-// one is lost. It also runs a package without a control plane, whose config is constants.
+// Package control implements `kerb bench control`. It measures the memory of control planes, the time to start a module
+// and to apply a changed config, and the highest rate of events without loss. It also measures a package without a
+// control plane, whose config consists of constants.
 package control
 
 import (
@@ -20,7 +20,7 @@ import (
 
 const labPrefix = "kbctl"
 
-// Target is what the agent and all built-in control planes may use together: 60 MB, in MiB.
+// Target is the memory limit of the agent with all built-in control planes: 60 MB, in MiB.
 const Target = 60e6 / (1 << 20)
 
 func init() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intercept is `kerb bench intercept`: how long a packet takes from the kernel into the hands of a program, by
-// the intercept module's ways and by sockets, AF_XDP and the polling of an array, at the published sizes and rates, on
-// an idle machine and under stress; how many are lost, and what it costs. Sender and receivers are C, compiled when the
-// experiment begins, each on a CPU of its own.
+// Package intercept implements `kerb bench intercept`. It measures the delay of packets from the kernel to a program,
+// their loss, and the CPU time, with the intercept module, sockets, AF_XDP and a polled array, at the published sizes
+// and rates, on an idle machine and under stress. Sender and receivers are C programs, compiled at the start, on
+// separate CPUs.
 package intercept
 
 import (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass and pass6, which count,
-// stamp, which marks packets, and work, which computes answers. The verifier refuses unsafe.
+// Package kerbmods embeds small packages for benchmarks: pass and pass6 count packets, stamp marks them, and work
+// computes replies. The verifier rejects unsafe.
 package kerbmods
 
 import (
@@ -25,7 +25,7 @@ import (
 //go:embed */*.[bytx]*
 var files embed.FS
 
-// Module is a package of this directory as a module called name.
+// Module returns a package of this directory as a module.
 func Module(pkg, name string, constants map[string]any) (dataplane.Module, error) {
 	p, err := open(pkg)
 	if err != nil {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kube is `kerb bench kube`: what Kerb costs a Kubernetes cluster.
-// burst is how much longer a pod takes to get its network when kerb-cni is the
-// last plugin of the chain, as a node starts many pods at once. fleet has many
-// simulated nodes and a real API server: how long a changed module takes to
-// all of them, what they ask and write while nothing changes, and how many
-// switch to a version that the kernel of one refuses. pods and services are
-// the memory of kerb-kube-node, and rollout how fast a node goes back from a
-// version that drops packets.
+// Package kube implements `kerb bench kube`, which measures the costs of Kerb in a Kubernetes cluster:
+//
+//   - burst: how much kerb-cni, as the last plugin of the chain, delays the network setup of pods that start at the
+//     same time on a node.
+//   - fleet: many simulated nodes and a real API server. The time until a changed module reaches all nodes, requests
+//     and writes while nothing changes, and how many nodes switch to a version that the kernel of one node rejects.
+//   - pods, services: the memory of kerb-kube-node.
+//   - rollout: the time until a node rolls back from a version that drops packets.
 package kube
 
 import (

@@ -11,11 +11,11 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Claim is a sentence of the work about its results.
+// Claim is a statement of the work about its results.
 type Claim struct {
 	Text, Where string
-	// Judge says whether it holds for the figures found, and why. It is not asked when a figure is missing that it
-	// looked for. Nil stands for a claim that nothing here measures, for the reason NotMeasured.
+	// Judge reports whether the claim holds for the results, and why. Its verdict is ignored if a result that it reads is
+	// missing. It is nil for a claim that is not measured, for the reason NotMeasured.
 	Judge       func(*found) (holds bool, why string)
 	NotMeasured string
 }
@@ -29,7 +29,7 @@ const (
 	notMeasured = "not measured here"
 )
 
-// judge never calls a claim true or false of a report that lacks the figures.
+// judge returns the verdict, which is notMeasured if the report lacks results.
 func (c Claim) judge(r *Report) verdict {
 	if c.Judge == nil {
 		return verdict{notMeasured, c.NotMeasured}
@@ -55,7 +55,7 @@ func (c Claim) judge(r *Report) verdict {
 	return verdict{outcome, why}
 }
 
-// found is what a claim is judged by; it notes what was looked for in vain.
+// found gives a claim access to results, and records those that are missing.
 type found struct {
 	report  *Report
 	missing []string
@@ -77,7 +77,7 @@ func (f *found) part(table string) *Part {
 	return p
 }
 
-// of is a figure of a table; 0 if it is missing, which settles the verdict.
+// of returns a result of a table, or 0 if it is missing, in which case the verdict is notMeasured.
 func (f *found) of(table, config, load, metric, stat string) float64 {
 	if p := f.part(table); p != nil {
 		if c, ok := p.Report.Match(config, load, metric, stat); ok && !math.IsNaN(c.Value) && !math.IsInf(c.Value, 0) {
@@ -88,7 +88,7 @@ func (f *found) of(table, config, load, metric, stat string) float64 {
 	return 0
 }
 
-// positive is a figure that cannot be 0, such as a time: a run that found 0 has failed. Ratios are made of these.
+// positive returns a result that cannot be 0, such as a time: 0 comes from a failed run. Ratios use these.
 func (f *found) positive(table, config, load, metric, stat string) float64 {
 	v := f.of(table, config, load, metric, stat)
 	if v <= 0 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package paper is `kerb bench paper`: it repeats the experiments of the published works that Kerb implements, in their
-// own metrics, and lays the figures next to the published ones. A work is a list of tables; each is measured by an
-// experiment that exists as `kerb bench NAME`, with the published counts or a share of them, and is kept as a report of
-// its own, so that a work can be repeated in parts.
+// Package paper implements `kerb bench paper`, which repeats the experiments of the published works that Kerb
+// implements, with their metrics, and compares the results. A work is a list of tables; each is measured by an
+// experiment that also exists as `kerb bench NAME`, with the published number of repetitions or a fraction of it, and
+// is stored as a separate report, so that a work can be repeated in parts.
 package paper
 
 import (
@@ -40,11 +40,11 @@ type Table struct {
 	Rows       []Row
 	// Figures are of the experiment's report; bars are of the rows of a metric, or of ratioOf a metric.
 	Figures []bench.Figure
-	// Differs says what is not as in the work.
+	// Differs describes the differences from the work.
 	Differs string
 }
 
-// Config is a config of the experiment, and what the work calls it. Ratios are to the first.
+// Config is a config of the experiment, with its name in the work. Ratios refer to the first config.
 type Config struct{ Name, Published string }
 
 // Row is one figure of all configs.
@@ -66,7 +66,7 @@ type Row struct {
 	Published, Ratios map[string]float64
 }
 
-// Mode is how much of the published counts is measured.
+// Mode selects the number of repetitions: that of the work or fewer.
 type Mode int
 
 // The modes; the order is that of Table's fields.
@@ -79,7 +79,7 @@ const (
 
 var modeNames = [modes]string{"published", "short", "quick"}
 
-// String is the mode's name in reports.
+// String returns the mode's name in reports.
 func (m Mode) String() string { return modeNames[m] }
 
 // MarshalText writes the name.
@@ -110,7 +110,7 @@ func counts(published, short, quick string) [modes]string {
 	return [modes]string{published, short, quick}
 }
 
-// Same is a value for all modes.
+// Same returns the same value for all modes.
 func Same[T any](v T) [modes]T { return [modes]T{v, v, v} }
 
 var works []*Work

@@ -14,14 +14,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// Report is what was found of a work: a part for each table that was measured.
+// Report has the results for a work: a part for each measured table.
 type Report struct {
 	Work  string `json:"work"`
 	Mode  Mode   `json:"mode"`
 	Parts []Part `json:"parts"`
 }
 
-// Part is one table's, with the machine and the reference that it was measured with.
+// Part has the results of one table, with its machine and its reference.
 type Part struct {
 	Work    string        `json:"work"`
 	Mode    Mode          `json:"mode"`

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proxy is `kerb bench proxy`: two services on one node, and what it costs to reach one of them by a virtual
-// address: by Kerb's proxy, by nftables and iptables in kube-proxy's style, by user-space proxies on a TUN device,
-// alongside the direct way by its own address over the bridge, which is the limit that only a shorter path can pass.
-// Every config has a lab of its own for the whole load, so rounds alternate without setting anything up again.
+// Package proxy implements `kerb bench proxy`: connections between two services on one node by a virtual address, with
+// Kerb's proxy, nftables and iptables rules like kube-proxy's, and user-space proxies on a TUN device, compared with
+// direct connections over the bridge, which only a shorter path can outperform. Each config has a separate lab for the
+// whole load, so that rounds alternate without repeated setup.
 package proxy
 
 import (

@@ -13,15 +13,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// KernelMemory is what the kernel holds for itself on the whole machine, in
-// bytes.
+// KernelMemory is the kernel's memory on the whole machine, in bytes.
 type KernelMemory struct {
 	Slab    int64 // that cannot be reclaimed: objects, and allocations of BPF
 	Percpu  int64 // all CPUs together
 	Vmalloc int64 // program images and large maps
 }
 
-// Total is the sum.
+// Total returns the sum.
 func (m KernelMemory) Total() int64 { return m.Slab + m.Percpu + m.Vmalloc }
 
 // ReadKernelMemory reads /proc/meminfo.
@@ -37,7 +36,7 @@ func ReadKernelMemory() (KernelMemory, error) {
 	}, nil
 }
 
-// Resident is a process's resident memory in bytes.
+// Resident returns a process's resident memory in bytes.
 func Resident(pid int) (int64, error) {
 	values, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

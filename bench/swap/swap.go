@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package swap is `kerb bench swap`: a module is replaced again and again under
-// a stream of numbered packets between two services, and every packet must
-// arrive once, with the mark of exactly one generation of the module. The
-// references are the kernel's own replacement of a TCX link, which is the
-// limit, and detaching and attaching, which is what tools without it do.
+// Package swap implements `kerb bench swap`. A module is replaced repeatedly under a stream of numbered packets between
+// two services; each packet must arrive exactly once, with the mark of exactly one generation of the module. The
+// references are the kernel's atomic replacement of a TCX link, which is the limit, and detaching and attaching, as
+// tools without atomic replacement do.
 package swap
 
 import (

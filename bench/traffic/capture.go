@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traffic goes from traffic to models of the classifier: it makes tables of windows, with the features that
-// the data plane counts, of captures and of running modules, and replays captures through a model. Its commands are
-// parts of "kerb model"; they are in kerb-bench, as the library that reads captures would make the agent 2 MB larger.
+// Package traffic prepares traffic for models of the classifier: it extracts tables of windows, with the features that
+// the data plane counts, from captures and running modules, and replays captures through a model. Its commands are
+// subcommands of "kerb model"; they are in kerb-bench, since the library that reads captures would make the agent 2 MB
+// larger.
 package traffic
 
 import (

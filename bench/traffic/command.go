@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// Command has the parts of `kerb model` that read captures or record.
+// Command returns the subcommands of `kerb model` that read captures or record.
 func Command() *cobra.Command {
 	c := &cobra.Command{Use: "model", Short: "Extract feature tables from traffic, and replay captures through models"}
 	c.AddCommand(windowsCommand(), recordCommand(), replayCommand(), sendCommand())

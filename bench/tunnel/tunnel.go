@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the
-// other: by Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN
-// device, alongside plain routing without a tunnel, which is the limit. In some loads the client uses a virtual
-// address, and proxies are on the way. Every config has nodes of its own for the whole load.
+// Package tunnel implements `kerb bench tunnel`: connections between services on two nodes, through Kerb's tunnel with
+// and without authentication, the kernel's VXLAN, and a user-space tunnel on a TUN device, compared with plain routing,
+// which is the limit. In some loads the client uses a virtual address through a proxy. Each config has separate nodes
+// for the whole load.
 package tunnel
 
 import (

@@ -24,7 +24,7 @@ type state struct {
 	Last     int       `json:"lastAddress"` // number of the address that was given last
 	Modules  []module  `json:"modules,omitempty"`
 	Services []service `json:"services,omitempty"`
-	Claimed  bool      `json:"claimed,omitempty"` // ownership of resources of older versions, which set no owner, was claimed
+	Claimed  bool      `json:"claimed,omitempty"` // resources of versions without owners have been claimed
 	Jobs     []job     `json:"jobs,omitempty"`    // announced, but not deployed yet
 }
 

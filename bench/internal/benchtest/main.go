@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package benchtest makes test programs agents, so that what a benchmark's tests run is built from the same sources.
+// Package benchtest lets test binaries act as the agent, so that benchmark tests run an agent built from the same
+// sources.
 package benchtest
 
 import (
@@ -18,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/modules"
 )
 
-// Main runs the tests; in a program that a benchmark has started as its agent it is that, and does not return.
+// Main runs the tests. In a process that a benchmark started as its agent, it runs the agent and does not return.
 func Main(m *testing.M) int {
 	control.Intercept(modules.Controls())
 	if len(os.Args) > 1 && (os.Args[1] == "agent" || os.Args[1] == "purge") {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package contender has what more than one experiment compares Kerb with.
+// Package contender has the contenders that several experiments share.
 package contender
 
 import (
@@ -29,9 +29,9 @@ func init() {
 	os.Exit(1)
 }
 
-// Goroutines is the command that runs the proxy on a TUN device which it creates. Its further arguments are client,
-// client's virtual address, server and server's virtual address, and, if the server is on another node, the addresses
-// and ports of this node's proxy and of that node's: packets then go there in UDP.
+// Goroutines is the command that runs the user-space proxy on a new TUN device. Its further arguments are the client,
+// its virtual address, the server and its virtual address; and, if the server is on another node, the addresses and
+// ports of both nodes' proxies, which then exchange packets in UDP.
 func Goroutines(device string) ([]string, error) {
 	self, err := os.Executable()
 	return []string{self, goProxy, device}, err

@@ -15,21 +15,21 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Others are the services alongside the one that is measured.
+// Others are the services in addition to the measured one.
 const Others = 99
 
-// Port is one of a measured service.
+// Port is a port of the measured service.
 type Port struct {
 	Protocol string
 	Number   int
 }
 
-// Ports are those that path needs.
+// Ports are the ports that package path uses.
 var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort},
 	{"udp", path.TripPort}}
 
-// NFTables are the rules of kube-proxy's nftables mode: one map lookup finds the service by its virtual address, a
-// chain of its own the endpoint, which is the server.
+// NFTables returns rules like those of kube-proxy's nftables mode: a map lookup by virtual address finds the service,
+// whose chain selects the endpoint, the server.
 func NFTables(virtual, server netip.Addr, ports []Port) string {
 	family, word := "ip", "ipv4_addr"
 	if virtual.Is6() {
@@ -66,7 +66,8 @@ func NFTables(virtual, server netip.Addr, ports []Port) string {
 // feedTimeout bounds one rule set; 10,000 ranges take seconds.
 const feedTimeout = 60 * time.Second
 
-// Feed gives rules to a program in a namespace. The error is exec.ErrNotFound if there is no such program.
+// Feed runs a program in a namespace with rules on its standard input. The error is exec.ErrNotFound if the program is
+// not installed.
 func Feed(ns *netlab.Namespace, rules string, name string, args ...string) error {
 	if _, err := exec.LookPath(name); err != nil {
 		return err

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inject sends frames into the interfaces of a lab's hosts by XDP test runs with live frames (Linux 5.18), as
-// if the hosts had sent them, and counts what arrives at another host, whose stack does not see it: it measures the
-// whole way of a packet through the node.
+// Package inject sends frames from a lab's hosts with XDP test runs in live-frames mode (Linux 5.18), and counts those
+// that arrive at another host, before its stack. It measures the whole path of a packet through the node.
 package inject
 
 import (
@@ -24,7 +23,7 @@ import (
 //go:embed *.bpf.*
 var files embed.FS
 
-// MaxPackets is how many headers SetPackets takes, as in inject.bpf.c.
+// MaxPackets is the maximum number of headers for SetPackets, as in inject.bpf.c.
 const MaxPackets = 1 << 17
 
 // LiveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h).
@@ -32,10 +31,10 @@ const LiveFrames = 1 << 1
 
 const liveBatch = 64
 
-// Headers are those of IPv4 and TCP or UDP.
+// Headers has the fields of IPv4 and TCP or UDP headers.
 type Headers [40]byte
 
-// HeadersOf are those of a packet, whose addresses are of IPv4.
+// HeadersOf returns the headers of an IPv4 packet.
 func HeadersOf(f packet.Fields) (h Headers) {
 	frame, err := f.Frame()
 	if err != nil {
@@ -45,14 +44,15 @@ func HeadersOf(f packet.Fields) (h Headers) {
 	return h
 }
 
-// Injector sends and counts. It is not safe for concurrent use.
+// Injector sends and counts packets. It is not safe for concurrent use.
 type Injector struct {
 	node  *netlab.Namespace
 	bpf   *ebpf.Collection
 	links []link.Link
 }
 
-// Open prepares the outer interfaces of the hosts that send: live test runs need an interface with native XDP.
+// Open attaches programs to the outer interfaces of the sending hosts: live test runs need an interface with native
+// XDP.
 func Open(node *netlab.Namespace, senders ...*netlab.Host) (*Injector, error) {
 	spec, err := bench.Object(files, "inject.bpf.o")
 	if err != nil {
@@ -78,7 +78,8 @@ func (i *Injector) Close() error {
 	return bench.CloseAll(i.links)
 }
 
-// SetPackets has Send send these in turn, behind the Ethernet header of the frame; none undoes that.
+// SetPackets makes Send cycle through these headers after the Ethernet header of the frame. Without arguments, Send
+// sends the frame unchanged.
 func (i *Injector) SetPackets(frame []byte, packets []Headers) error {
 	if len(packets) > MaxPackets {
 		return fmt.Errorf("%d packets, at most %d are possible", len(packets), MaxPackets)
@@ -104,8 +105,7 @@ type cursor struct {
 	Zero        uint16
 }
 
-// WithSink takes the IPv4 packets that arrive at a host away from its stack, which would answer them, while f runs on
-// one CPU.
+// WithSink runs f on one CPU, while IPv4 packets that arrive at a host are dropped before its stack, which would reply.
 func (i *Injector) WithSink(to *netlab.Host, f func() error) error {
 	var qdisc *netlink.Clsact
 	err := to.Do(func() (err error) { qdisc, err = i.addSink(to); return err })
@@ -144,8 +144,8 @@ type XDPMD struct {
 	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
 }
 
-// Send sends the frame so many times, and returns the time of one and how many arrived, in WithSink. Without a sink
-// the receiver has them.
+// Send sends the frame count times. It returns the time per frame and, within WithSink, how many arrived. Without a
+// sink, the receiver's stack gets them.
 func (i *Injector) Send(from *netlab.Host, frame []byte, count uint32) (ns float64, got uint64, err error) {
 	before, err := i.arrived()
 	if err != nil {
@@ -161,8 +161,8 @@ func (i *Injector) Send(from *netlab.Host, frame []byte, count uint32) (ns float
 	return ns, after - before, err
 }
 
-// Run is a test run in the node, for which the thread must be pinned; it takes milliseconds, in which no other thread
-// may have the CPU. The time of the system call is divided, as the kernel's own figure is cut to whole nanoseconds.
+// Run makes a test run in the node. The thread must be pinned; for milliseconds, no other thread may use the CPU. It
+// divides the time of the system call, since the kernel's own result is truncated to nanoseconds.
 func Run(node *netlab.Namespace, p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err error) {
 	err = node.Do(func() error {
 		return traffic.RunRealtime(func() error {

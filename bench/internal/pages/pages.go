@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pages is for tests that keep parts of the documentation as the kept reports have them.
+// Package pages lets tests check or update generated parts of the documentation.
 package pages
 
 import (
@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// Update has tests write what they else compare.
+// Update makes tests write the parts instead of comparing them.
 var Update = flag.Bool("update", false, "regenerate parts of docs from the kept reports")
 
-// Check compares parts of a page with what is to stand there, by name, or writes them with -update. In the page each
-// part is between the comments `begin NAME` and `end NAME`.
+// Check compares parts of a page, by name, with the expected text, or writes them with -update. In the page, each part
+// is between the comments `begin NAME` and `end NAME`.
 func Check(t *testing.T, page string, parts map[string]string) {
 	t.Helper()
 	text, err := os.ReadFile(page)

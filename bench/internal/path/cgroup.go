@@ -16,14 +16,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// Group is a cgroup (version 2) for the processes that a measurement is about. The CPU time of a process includes the
-// work that the kernel does for the packets that it sends, on its own CPU time.
+// Group is a cgroup (version 2) for the measured processes. Their CPU time includes the kernel's work for the packets
+// that they send.
 type Group struct {
 	dir    string
 	handle *os.File
 }
 
-// NewGroup makes a group that is called like the lab.
+// NewGroup creates a group with the name of the lab.
 func NewGroup(name string) (*Group, error) {
 	mount, err := cgroup.Mount()
 	if err != nil {
@@ -38,10 +38,10 @@ func NewGroup(name string) (*Group, error) {
 	return g, err
 }
 
-// Dir is where the group is found in the file system.
+// Dir returns the directory of the cgroup.
 func (g *Group) Dir() string { return g.dir }
 
-// Adopt has a command that is not started yet run in the group.
+// Adopt makes a command, which has not started yet, run in the group.
 func (g *Group) Adopt(cmd *exec.Cmd) *exec.Cmd {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -50,7 +50,7 @@ func (g *Group) Adopt(cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// CPU is the time that the group has used so far.
+// CPU returns the CPU time used by the group.
 func (g *Group) CPU() (time.Duration, error) {
 	text, err := os.ReadFile(filepath.Join(g.dir, "cpu.stat"))
 	if err != nil {
@@ -78,7 +78,7 @@ func (g *Group) Close() error {
 	return err
 }
 
-// Processes are those that run in the group.
+// Processes returns the processes in the group.
 func (g *Group) Processes() (pids []int, err error) {
 	text, err := os.ReadFile(filepath.Join(g.dir, "cgroup.procs"))
 	for _, field := range strings.Fields(string(text)) {

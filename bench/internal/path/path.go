@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package path measures what lies between two hosts, whatever carries it: TCP throughput, the time to connect and for a
-// round trip, the jitter of a thin UDP stream, and what a hundred megabits a second cost. iperf3 makes the streams;
-// connections and round trips are made here, with both ends on one CPU, so that they show the path and not how fast a
-// CPU wakes another.
+// Package path measures the path between two hosts: TCP throughput, connect and round-trip times, jitter of a UDP
+// stream at a low rate, and the CPU time at 100 Mbit/s. iperf3 generates the streams; connections and round trips have
+// both ends on one CPU, so that they show the path and not wakeups between CPUs.
 package path
 
 import (
@@ -148,7 +147,7 @@ func timesOf(quick bool) times {
 		calm: 500 * time.Millisecond, cost: 2 * time.Second}
 }
 
-// Measure is one round. Parallel streams and the cost of a steady one are left out of a quick one.
+// Measure measures one round. A quick one omits parallel streams and the cost of a steady stream.
 func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	t := timesOf(quick)
 	samples, err := p.streams(t)
@@ -266,7 +265,7 @@ func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	return (after - before).Seconds() / elapsed.Seconds(), errors.Join(err, err2, err3)
 }
 
-// Trips pings for a while and returns the time of each round trip in us.
+// Trips measures round trips for a duration, and returns the time of each in us.
 func (p *Path) Trips(duration time.Duration) ([]float64, error) {
 	pair, err := traffic.Connect(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort))
 	if err != nil {

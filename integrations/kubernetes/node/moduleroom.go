@@ -134,7 +134,7 @@ func (s *state) deleteModule(m api.Module) bool {
 	return s.releaseModule(nodeName(m))
 }
 
-// replaceModules keeps what there is room for of all Modules of namespaces. more has the namespaces that have others.
+// replaceModules stores the namespaced Modules that fit within the limits. more has the namespaces with further ones.
 // The caller holds mu.
 func (s *state) replaceModules(all []api.Module, more map[string]bool) {
 	known := s.keptWeights()
