@@ -10,7 +10,7 @@ import (
 
 // Chain is n counting modules, loaded and ready to be attached.
 type Chain interface {
-	// Packets is what each module has counted, in order.
+	// Packets returns the count of each module, in order.
 	Packets() ([]uint64, error)
 	Close() error
 }
@@ -18,12 +18,11 @@ type Chain interface {
 // Linked is a chain that the kernel enters at one program.
 type Linked interface {
 	Chain
-	// Program is what stands on the hook: of type XDP, or SchedCLS that may
-	// be attached by TCX and lets a packet pass with TCX_NEXT.
+	// Program returns the program for the hook, of type XDP, or of type SchedCLS for TCX, which passes packets with
+	// TCX_NEXT.
 	Program() *ebpf.Program
-	// Replace loads a new version of module n/2 and makes the chain ready
-	// with it. It returns the program for the hook, which may be the old one
-	// if the new module is in effect already.
+	// Replace loads a new version of module n/2 into the chain. It returns the program for the hook, which is the old one
+	// if the new module is already in effect.
 	Replace() (*ebpf.Program, error)
 }
 

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package firewall is `kerb bench firewall`: what 1, 100 and 10,000 rules
-// (exact, with prefixes, with prefixes and port ranges, and ordered rules that
-// overlap as in ClassBench) cost two services on a bridge, with Kerb, with
-// nftables, and with no firewall at all. Every config
-// has a lab of its own for the whole load, so rounds alternate without loading
-// rules again. In addition to throughput and round trips of TCP it sends frames through
-// the bridge by XDP test run in live-frames mode (Linux 5.18): `forward` is a
-// packet's whole way into the service, in which the firewalls differ by tens of
-// nanoseconds that a TCP connection does not show.
+// Package firewall implements `kerb bench firewall`. It measures the cost of 1, 100 and 10,000 rules (exact, with
+// prefixes, with prefixes and port ranges, and overlapping ordered rules as in ClassBench) between two services on a
+// bridge, with Kerb, with nftables, and without a firewall. Each config has a separate lab for the whole load, so that
+// rounds alternate without reloading rules. In addition to TCP throughput and round trips, it sends frames through the
+// bridge with XDP test runs in live-frames mode (Linux 5.18): `forward` is the whole path of a packet to the service,
+// on which firewalls differ by tens of nanoseconds, too little to be seen on a TCP connection.
 package firewall
 
 import (
@@ -25,15 +22,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Firewall holds rules in effect on the way into a service.
+// Firewall is a firewall with rules for packets to a service.
 type Firewall interface {
-	// Replace returns when other rules are in effect.
+	// Replace replaces the rules, and returns when the new ones are in effect.
 	Replace(rules []Rule) error
 	Close() error
 }
 
-// Runnable is a Firewall that is one program of type SchedCLS or XDP on the
-// service's outer interface, so that it can be measured by PROG_TEST_RUN.
+// Runnable is a Firewall that consists of one program of type SchedCLS or XDP on the service's outer interface, which
+// PROG_TEST_RUN can measure.
 type Runnable interface {
 	Firewall
 	Program() (*ebpf.Program, error)

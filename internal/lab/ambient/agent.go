@@ -17,8 +17,8 @@ import (
 // patience is how long ztunnel may take to connect and to answer.
 const patience = 30 * time.Second
 
-// Admit gives a running ztunnel the pods' namespaces, as ztunnel's proto/zds.proto has it: packets on a Unix socket,
-// each acknowledged. Once it returns, ztunnel listens in all of them. The connection has to stay.
+// Admit passes the pods' namespaces to a running ztunnel by the protocol of ztunnel's proto/zds.proto: acknowledged
+// packets on a Unix socket. When it returns, ztunnel listens in all of them. The connection must stay open.
 func (a *Agent) Admit() error {
 	until := time.Now().Add(patience)
 	if err := a.listener.SetDeadline(until); err != nil {

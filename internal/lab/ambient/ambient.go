@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ambient puts hosts of a lab into Istio's ambient mode: ztunnel, the program itself, carries what they send
-// and receive in HBONE, that is, HTTP/2 in mutual TLS. It runs in in-pod mode, as on a node of a cluster. A file is in
-// the place of Istio's control plane, a certificate authority within ztunnel in that of Istio's, and this package in
-// that of Istio's CNI agent.
+// Package ambient puts hosts of a lab into Istio's ambient mode: the real ztunnel carries their connections in HBONE,
+// that is, HTTP/2 in mutual TLS. It runs in in-pod mode, as on a node of a cluster. A file replaces Istio's control
+// plane, a certificate authority within ztunnel that of Istio, and this package Istio's CNI agent.
 package ambient
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Program is the name of ztunnel's file.
+// Program is the file name of ztunnel.
 const Program = "ztunnel"
 
 // Ports of ztunnel: the first three in each pod's namespace, the others in its own.
@@ -31,8 +30,8 @@ const (
 	ReadyPort    = 15021
 )
 
-// Mesh is what ztunnel carries: all connections between the pods, and those to a service's address, if there is one,
-// which a server's pod implements.
+// Mesh describes the connections that ztunnel carries: those between the pods, and those to the address of a service,
+// if there is one, whose endpoint is a pod.
 type Mesh struct {
 	Pods    []*netlab.Host
 	Service netip.Addr
@@ -40,7 +39,7 @@ type Mesh struct {
 	Ports   []int // of the service, and of the server
 }
 
-// Agent is what a ztunnel gets its pods from.
+// Agent is the connection through which ztunnel receives its pods.
 type Agent struct {
 	mesh           Mesh
 	config, socket string
@@ -48,7 +47,7 @@ type Agent struct {
 	conn           *net.UnixConn
 }
 
-// Prepare redirects the pods' connections, and has all that ztunnel reads in a new directory.
+// Prepare redirects the pods' connections, and writes ztunnel's configuration to a new directory.
 func Prepare(m Mesh, dir string) (*Agent, error) {
 	for _, pod := range m.Pods {
 		if err := capture(pod); err != nil {
@@ -72,8 +71,8 @@ func (a *Agent) Command(program string, idle time.Duration) []string {
 		fmt.Sprintf("POOL_UNUSED_RELEASE_TIMEOUT=%dms", idle.Milliseconds()), program}
 }
 
-// Untestable reports whether ztunnel ended, with this as its last words, because it is built without the feature
-// `testing`, which it needs to make certificates.
+// Untestable reports whether the output of ztunnel shows that it exited because it lacks the build feature `testing`,
+// with which it issues certificates.
 func Untestable(words string) bool { return strings.Contains(words, "features testing") }
 
 const (

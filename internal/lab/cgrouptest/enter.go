@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cgrouptest gives tests cgroups of their own.
+// Package cgrouptest creates cgroups for tests.
 package cgrouptest
 
 import (
@@ -18,16 +18,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// MountScript has container runtimes, which a shell with mounts of its own starts after it, find cgroups of version 2
-// where they look, also on machines that have version 1 there.
+// MountScript is a shell script that mounts cgroup v2 where container runtimes expect it, for runtimes that the same
+// shell starts in its own mount namespace, also on machines with cgroup v1.
 const MountScript = `
 if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
 	mount --make-private /sys/fs/cgroup && mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup || exit 1
 fi
 `
 
-// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory.
-// It goes with whatever runs in it; so do those of the name that killed tests have left.
+// New creates a cgroup below parent (empty for the root) until the test ends, and returns its directory. Its processes
+// are killed at the end. New also removes cgroups with this name that killed tests have left.
 func New(t testing.TB, below, name string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -71,8 +71,8 @@ func remove(t testing.TB, dir string) {
 	t.Errorf("cgroup %s is still in use", dir)
 }
 
-// Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are
-// made.
+// Enter moves the test's process into a cgroup until the test ends. Sockets belong to the cgroup in which they are
+// created.
 func Enter(t testing.TB, dir string) {
 	t.Helper()
 	before, err := cgroup.Self()

@@ -10,9 +10,9 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// PatientSYNs has sockets that this process opens from now on send a SYN, or its answer, again after 20 s or more
-// (bpf_sock_ops), and not after the one second in which a busy machine may not have given an answer: a connection that
-// is established before has lost neither. The process is in a cgroup below the root until the test ends.
+// PatientSYNs sets the SYN retransmission timeout of sockets that this process opens from now on to at least 20 s
+// (bpf_sock_ops), since a busy machine may not reply within the default of 1 s. A connection that is established faster
+// has thus lost neither SYN nor SYN-ACK. The process is in a cgroup below the root until the test ends.
 func PatientSYNs(t testing.TB, cgroup string) {
 	t.Helper()
 	const timeoutInit = 1 // BPF_SOCK_OPS_TIMEOUT_INIT

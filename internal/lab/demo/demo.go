@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package demo is `kerb demo`: it builds three services on a small network of its own, runs a real agent on it, changes
-// modules while traffic flows, checks everything it claims, and removes all of it. It uses kerb as an operator would,
-// by its command line, and touches nothing outside its own network namespaces and directories.
+// Package demo implements `kerb demo`. It creates three services in a small network, runs a real agent, changes modules
+// while traffic flows, checks each result, and cleans up. Like an operator, it uses the command line of kerb. It
+// changes nothing outside its network namespaces and directories.
 package demo
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/binpath"
 )
 
-// Command is `kerb demo`.
+// Command returns `kerb demo`.
 func Command() *cobra.Command {
 	var keep, check bool
 	var picture string

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package depot is a registry on the loopback of a node, with an author whose packages the node trusts, for tests and
-// benchmarks.
+// Package depot provides a registry on the loopback interface of a node, and a package author whom the node trusts, for
+// tests and benchmarks.
 package depot
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Depot is a registry and an author.
+// Depot is a registry with an author.
 type Depot struct {
 	Address string
 	Content http.Handler // the registry's
@@ -36,8 +36,8 @@ type Depot struct {
 	server *http.Server
 }
 
-// New starts a registry in a namespace, and has an agent trust a new key. Files of both are in a directory. wrap may
-// change what the registry answers; nil changes nothing.
+// New starts a registry in a namespace, and makes an agent trust a new key. Files of both are in a directory. wrap may
+// modify the registry's responses; it may be nil.
 func New(ns *netlab.Namespace, agent *node.Node, dir string, wrap func(http.Handler) http.Handler) (*Depot, error) {
 	d := &Depot{Address: "127.0.0.1:0", Content: registry.New(registry.Logger(log.New(io.Discard, "", 0))), ns: ns,
 		agent: agent, dir: dir, key: filepath.Join(dir, "acme.key")}
@@ -60,7 +60,7 @@ func New(ns *netlab.Namespace, agent *node.Node, dir string, wrap func(http.Hand
 	return d, d.Open()
 }
 
-// Open starts the registry, at its address of before.
+// Open starts the registry again with the same address.
 func (d *Depot) Open() error {
 	var l net.Listener
 	err := d.ns.Do(func() (err error) { l, err = net.Listen("tcp", d.Address); return err })
@@ -73,10 +73,10 @@ func (d *Depot) Open() error {
 	return nil
 }
 
-// Close ends the registry, which keeps its content.
+// Close stops the registry, which keeps its content.
 func (d *Depot) Close() error { return d.server.Close() }
 
-// Kerb runs a command of the author, and returns what it prints.
+// Kerb runs a command of the author, and returns its output.
 func (d *Depot) Kerb(args ...string) ([]byte, error) {
 	cmd := d.agent.Command(context.Background(), args...)
 	out, err := cmd.Output()
@@ -88,7 +88,7 @@ func (d *Depot) Kerb(args ...string) ([]byte, error) {
 
 var versionLine = regexp.MustCompile(`(?m)^version:.*$`)
 
-// Push pushes the package of some files, under a version, and returns its reference with digest.
+// Push pushes a package made of files with a version, and returns its reference with the digest.
 func (d *Depot) Push(source fs.FS, repository, version string, signed bool) (string, error) {
 	dir := filepath.Join(d.dir, filepath.Base(repository)+"-"+version)
 	if err := os.CopyFS(dir, source); err != nil && !os.IsExist(err) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package droptest finds out whether tests may expect the kernel to show which packets it drops.
+// Package droptest checks whether the kernel reports dropped packets, for tests that need it.
 package droptest
 
 import (
@@ -14,7 +14,7 @@ import (
 
 const linux517 = 5<<16 | 17<<8 // has reasons of drops
 
-// Shown returns why the kernel does not report dropped packets, nil if it does.
+// Shown returns why the kernel does not report dropped packets, or nil if it does.
 func Shown() error {
 	version, err := features.LinuxVersionCode()
 	if err != nil {

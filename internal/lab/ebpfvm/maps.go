@@ -43,7 +43,7 @@ type Element struct {
 	CPU   int
 }
 
-// Kernel returns what the kernel has for the element now.
+// Kernel returns the kernel's current value of the element.
 func (e Element) Kernel() []byte { return read(e.Map, e.Key, e.CPU) }
 
 // tableOf returns the map of a file descriptor.
@@ -233,7 +233,7 @@ func (v *VM) pop(a [5]uint64) uint64 {
 	return rc
 }
 
-// Rewind takes back what the last run changed.
+// Rewind reverts the changes of the last run.
 func (v *VM) Rewind() {
 	for _, t := range v.tables {
 		t.queue = nil

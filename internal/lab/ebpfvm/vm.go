@@ -18,10 +18,10 @@ const (
 	most      = 10_000_000
 )
 
-// Clock is what the time helpers return.
+// Clock is the result of the time helpers.
 type Clock struct{ Now, Coarse, Jiffies uint64 }
 
-// Input is a packet and what the kernel would say about it.
+// Input is a packet with its metadata in the kernel.
 type Input struct {
 	Frame  []byte
 	Clock  Clock
@@ -29,7 +29,7 @@ type Input struct {
 	Random uint32 // of all calls of bpf_get_prandom_u32
 }
 
-// Result is what a program did to a packet.
+// Result is the result of a program for a packet.
 type Result struct {
 	Return   uint32
 	Frame    []byte
@@ -56,12 +56,12 @@ type VM struct {
 	depth  int
 }
 
-// New returns a VM that has read nothing yet.
+// New returns a VM, which has not read any map elements yet.
 func New() *VM {
 	return &VM{known: map[*ebpf.Map]identity{}, inner: map[ebpf.MapID]*ebpf.Map{}, tables: map[ebpf.MapID]*table{}}
 }
 
-// Run interprets a program. What it changed in the maps stays in the VM until Forget or Rewind.
+// Run interprets a program. Its changes of maps stay in the VM until Forget or Rewind.
 func (v *VM) Run(p *Program, in Input) (result Result, err error) {
 	if len(v.regions) == 0 {
 		v.Forget()
@@ -84,7 +84,7 @@ func (v *VM) Run(p *Program, in Input) (result Result, err error) {
 	return v.result, nil
 }
 
-// Forget drops all elements of maps: they are read again from the kernel.
+// Forget discards all map elements, so that they are read from the kernel again.
 func (v *VM) Forget() {
 	clear(v.tables)
 	v.regions = []*region{nil}
@@ -229,7 +229,7 @@ func (v *VM) jump(at *int, pc int, i instruction, reg *[11]uint64) (next int, do
 	return pc + 1, false
 }
 
-// Calls is how many helpers were called.
+// Calls returns the number of helper calls.
 func (r Result) Calls() (n int) {
 	for _, calls := range r.Helpers {
 		n += calls
@@ -237,7 +237,7 @@ func (r Result) Calls() (n int) {
 	return n
 }
 
-// Elements returns what the last run looked up or changed.
+// Elements returns the elements that the last run looked up or changed.
 func (v *VM) Elements() (all []Element) {
 	for _, t := range v.tables {
 		for key, e := range t.elements {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package gobuild builds the Go programs that tests run.
+// Package gobuild builds Go programs for tests.
 package gobuild
 
 import (
@@ -18,12 +18,12 @@ import (
 // kept is where the results of earlier calls are, below the root of the module.
 const kept = "out/test"
 
-// Build makes a static program without symbols from a package, an import path or a directory that begins with a dot,
-// with further flags of "go build". It is safe for concurrent use, also by several processes.
+// Build builds a static program without symbols from a package, given as import path or as directory that starts with a
+// dot, with additional flags for "go build". It is safe for concurrent use, also by several processes.
 //
-// The Go command keeps compiled packages and no linked programs. Build keeps these: the Go command links again what
-// has changed since, and leaves what has not, in a tenth of the time. The caller gets a copy, which stays as it is
-// while others build.
+// The Go command caches compiled packages, but not linked programs. Build keeps these, so that the Go command links
+// only programs that have changed, which takes a tenth of the time. The caller gets a copy, which later builds do not
+// change.
 func Build(program, pkg string, flags ...string) error {
 	kept, err := keptFor(&pkg, flags)
 	if err != nil {

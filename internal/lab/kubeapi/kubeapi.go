@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi runs a Kubernetes API server with its etcd in a network namespace, for tests and benchmarks. The
-// program is test/kube, which `make kube-api` builds.
+// Package kubeapi runs a Kubernetes API server with etcd in a network namespace, for tests and benchmarks. `make
+// kube-api` builds its program, test/kube.
 package kubeapi
 
 import (
@@ -26,7 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Program is the variable of the environment that names the program.
+// Program is the environment variable with the path of the program.
 const Program = "KERB_KUBE_API"
 
 // Loopback is the usual address of a server.
@@ -66,7 +66,7 @@ func Start(ns *netlab.Namespace, address netip.Addr, program, dir string) (*Serv
 	return s, nil
 }
 
-// Client returns an administrator's client with connections of its own, which waits without a limit.
+// Client returns an administrator's client with separate connections and without timeouts.
 func (s *Server) Client() *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: s.dial, TLSClientConfig: s.tls.Clone(),
 		ForceAttemptHTTP2: true}}
@@ -102,7 +102,7 @@ func (s *Server) Run() error {
 	}, s.Log)
 }
 
-// Await polls ok until it returns true, and returns an error with what is seen then after a minute.
+// Await polls ok until it returns true. After a minute, it returns an error with the result of seen.
 func Await(what string, ok func() bool, seen ...func() string) error {
 	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().Before(end) {
@@ -117,19 +117,19 @@ func Await(what string, ok func() bool, seen ...func() string) error {
 	return nil
 }
 
-// Log returns the last that the server said.
+// Log returns the end of the server's log.
 func (s *Server) Log() string {
 	text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
 	return string(text[max(0, len(text)-8000):])
 }
 
-// Close ends the server. Its directory stays.
+// Close stops the server. Its directory remains.
 func (s *Server) Close() {
 	s.Admin.CloseIdleConnections()
 	s.Kill()
 }
 
-// Kill ends the server by kill -9.
+// Kill kills the server with SIGKILL.
 func (s *Server) Kill() {
 	if s.cmd == nil || s.cmd.Process == nil {
 		return
@@ -139,13 +139,13 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
-// PID is that of the server's process.
+// PID returns the id of the server's process.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
-// Hang stops the server's process, which then answers nothing and closes no connection, until Resume.
+// Hang stops the server's process until Resume: it neither responds nor closes connections.
 func (s *Server) Hang() error { return s.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Resume is the reverse of Hang.
+// Resume continues the process after Hang.
 func (s *Server) Resume() error { return s.cmd.Process.Signal(syscall.SIGCONT) }
 
 func (s *Server) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
@@ -159,7 +159,7 @@ func (s *Server) dial(ctx context.Context, network, address string) (conn net.Co
 	return conn, err
 }
 
-// Refusal is an answer of the server other than success.
+// Refusal is an error response of the server.
 type Refusal struct {
 	Code    int
 	Reason  string
@@ -174,7 +174,7 @@ func (s *Server) Call(method, path string, in, out any) error {
 	return s.send(s.Admin, "", method, path, in, out)
 }
 
-// CallAs is Call with a token in place of the administrator's certificate.
+// CallAs is Call with a token instead of the administrator's certificate.
 func (s *Server) CallAs(token, method, path string, in, out any) error {
 	plain := s.tls.Clone()
 	plain.Certificates = nil

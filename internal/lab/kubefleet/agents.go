@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kubefleet simulates the nodes of a large Kubernetes cluster, for tests and benchmarks of kerb-kube-node and
-// kerb-kube-controller: agents that answer at once and do nothing, and what an API server and a node say of requests
-// and rollouts. The code of kerb-kube-node itself is the caller's.
+// kerb-kube-controller: agents that respond immediately and do nothing, and statistics of requests and rollouts. The
+// caller runs the code of kerb-kube-node.
 package kubefleet
 
 import (
@@ -22,7 +22,7 @@ import (
 // Mark is the field of a module's config that distinguishes its versions.
 const Mark = "mark"
 
-// Owners are those of the resources that kerb-kube-node applies: modules, services of pods, and virtual services.
+// Owners are the owners of the resources that kerb-kube-node applies: modules, services of pods, and virtual services.
 type Owners struct{ Modules, Pods, Services string }
 
 // Agents are the agents of a fleet.
@@ -37,16 +37,16 @@ type Agents struct {
 	refused map[string]string      // by node and mark: why its kernel refuses the version
 }
 
-// NodeName is the name of a node, by its number.
+// NodeName returns the name of a node.
 func NodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-// StateOf is the directory for the state of a node.
+// StateOf returns the state directory of a node.
 func StateOf(dir string, i int) string { return filepath.Join(dir, fmt.Sprint(i)) }
 
-// SocketOf is the socket of a node's agent.
+// SocketOf returns the socket of a node's agent.
 func SocketOf(dir string, i int) string { return StateOf(dir, i) + ".sock" }
 
-// NewAgents serves agents, whose sockets are in a directory. A node has services only if it is the first one.
+// NewAgents serves agents with sockets in a directory. Only the first node has services.
 func NewAgents(dir string, n int, owners Owners, first []v1.Service) (*Agents, error) {
 	a := &Agents{owners: owners, dir: dir, virtual: map[string]bool{}, seen: map[string][]time.Time{},
 		refused: map[string]string{}}
@@ -66,7 +66,7 @@ func NewAgents(dir string, n int, owners Owners, first []v1.Service) (*Agents, e
 	return a, nil
 }
 
-// Close ends the agents.
+// Close stops the agents.
 func (a *Agents) Close() (err error) {
 	for _, s := range a.servers {
 		err = errors.Join(err, s.Close())
@@ -74,14 +74,14 @@ func (a *Agents) Close() (err error) {
 	return err
 }
 
-// Arrived returns when agents got the version of a module that has the mark.
+// Arrived returns the times at which agents received the version of a module with the mark.
 func (a *Agents) Arrived(mark string) []time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.Clone(a.seen[mark])
 }
 
-// Refuse has the agent of a node refuse to verify the version of a module that has the mark, as if its kernel did.
+// Refuse makes the agent of a node reject the version of a module with the mark, as if its kernel's verifier did.
 func (a *Agents) Refuse(node int, mark, why string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -221,14 +221,14 @@ func (a *Agents) applyVirtual(r *http.Request) {
 	}
 }
 
-// VirtualServices returns how many agents have got.
+// VirtualServices returns the number of virtual services that agents have received.
 func (a *Agents) VirtualServices() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return len(a.virtual)
 }
 
-// Services returns those of the first node.
+// Services returns the services of the first node.
 func (a *Agents) Services() ([]v1.Service, error) {
 	client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) {
 		return net.Dial("unix", SocketOf(a.dir, 0))

@@ -26,7 +26,7 @@ type Fleet struct {
 	Size   int
 }
 
-// Module is what is used of a ClusterModule.
+// Module has the used fields of a ClusterModule.
 type Module struct {
 	Metadata struct {
 		Generation int64 `json:"generation"`
@@ -60,7 +60,7 @@ func (m *Module) RolledOut() (status, reason, message string) {
 // Halted reports whether the rollout has halted.
 func (m *Module) Halted() bool { return m.Status.Rollout != nil && m.Status.Rollout.Halted != nil }
 
-// Apply applies a ClusterModule as kubectl apply does.
+// Apply applies a ClusterModule like kubectl apply.
 func Apply(server *kubeapi.Server, name, spec string) error {
 	return server.Apply(modulesPath+name, fmt.Sprintf(
 		"apiVersion: kerb.dev/v1alpha1\nkind: ClusterModule\nmetadata: {name: %q}\nspec: %s\n", name, spec))
@@ -97,8 +97,8 @@ func version(mark string) string {
 	return "package: {name: firewall}, config: {" + Mark + ": " + mark + "}"
 }
 
-// Change gives the module of all nodes another version at once, and returns how long each node took until its agent had
-// it, and how long the API server until it was stored.
+// Change changes the version of the module on all nodes at once. It returns the time until each node's agent had it,
+// and the time until the API server had stored it.
 func (f *Fleet) Change(ctx context.Context, mark string) (took []time.Duration, stored time.Duration, err error) {
 	began := time.Now()
 	if err := Apply(f.Server, web, "{"+version(mark)+", attach: {pods: {}}}"); err != nil {
@@ -112,8 +112,8 @@ func (f *Fleet) Change(ctx context.Context, mark string) (took []time.Duration, 
 	return took, stored, err
 }
 
-// Rollout rolls a version out, by the default waves without a time between them, until it is complete or halts. It
-// returns the condition, and in how many steps.
+// Rollout rolls out a version, in the default waves without soak time, until it is complete or halts. It returns the
+// condition, and the number of steps.
 func (f *Fleet) Rollout(ctx context.Context, mark, previous string) (m Module, steps int, err error) {
 	err = Apply(f.Server, web, "{"+version(mark)+", attach: {pods: {}}, rollout: {soakSeconds: 0, previous: {"+
 		version(previous)+"}}}")
@@ -150,7 +150,7 @@ func (f *Fleet) Reported() (n int, err error) {
 	return n, err
 }
 
-// Counted waits until the controller has counted the present version on all nodes.
+// Counted waits until the controller has counted the current version on all nodes.
 func (f *Fleet) Counted(ctx context.Context) error {
 	return Await(ctx, "the controller has counted the nodes", func() (bool, error) {
 		m, err := Get(f.Server, web)

@@ -9,10 +9,10 @@ import (
 	"sync"
 )
 
-// Node is what kerb-kube-node of one node is started with.
+// Node has the options of one node's kerb-kube-node.
 type Node struct{ Name, Agent, State, Kubeconfig string }
 
-// Kubeconfig is the file of all nodes in the directory of a fleet.
+// Kubeconfig is the kubeconfig file of all nodes, in the directory of a fleet.
 func Kubeconfig(dir string) string { return filepath.Join(dir, "kubeconfig") }
 
 // RunNodes runs the nodes whose agents are in a directory, all in this process, until the context ends.

@@ -16,13 +16,13 @@ import (
 var ofKerb = []string{"clustermodules", "modules", "kerbnodes", "packagetrusts", "modulerevisions", "namespaces",
 	"pods", "nodes", "events"}
 
-// Requests are those that an API server has answered to Kerb, but for those of the Lease.
+// Requests counts the API server's requests from Kerb, without those for the Lease.
 type Requests struct {
 	All, Writes int
 	by          map[string]int // by the line of the metric
 }
 
-// Since are the lines that have become more.
+// Since returns the increases since an earlier count.
 func (r Requests) Since(before Requests) (out []string) {
 	for line, n := range r.by {
 		if more := n - before.by[line]; more > 0 {

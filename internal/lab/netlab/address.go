@@ -29,13 +29,12 @@ func hostNet(addr netip.Addr) *net.IPNet {
 	return IPNet(netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-// IPNet is a prefix, or an address with the length of its network, as package netlink has it.
+// IPNet converts a prefix, or an address with prefix length, to the type of package netlink.
 func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// AddAddresses sets addresses; those of IPv6 are usable at once, without
-// duplicate address detection.
+// AddAddresses adds addresses. IPv6 addresses are usable immediately, without duplicate address detection.
 func AddAddresses(nl *netlink.Handle, link netlink.Link, prefixes ...netip.Prefix) error {
 	for _, p := range prefixes {
 		addr := &netlink.Addr{IPNet: IPNet(p)}

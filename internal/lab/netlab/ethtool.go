@@ -30,16 +30,15 @@ func SetTxChecksum(name string, on bool) error {
 	return ethtool(name, "tx checksum", unsafe.Pointer(&value))
 }
 
-// TxChecksum reports whether an interface in the namespace of the calling
-// thread leaves checksums to its card.
+// TxChecksum reports whether TX checksum offload is enabled on an interface in the namespace of the calling thread.
 func TxChecksum(name string) (bool, error) {
 	value := ethtoolValue{cmd: unix.ETHTOOL_GTXCSUM}
 	err := ethtool(name, "tx checksum", unsafe.Pointer(&value))
 	return value.data != 0, err
 }
 
-// SetTxQueues gives a veth in the namespace of the calling thread so many queues to send by. The other end takes no
-// XDP program at its driver while it has fewer to receive by.
+// SetTxQueues sets the number of TX queues of a veth in the namespace of the calling thread. Its peer accepts no native
+// XDP program while it has fewer RX queues.
 func SetTxQueues(name string, n uint32) error {
 	// struct ethtool_channels: the most of each kind, then what there is; the kinds are rx, tx, other and combined
 	channels := struct{ cmd, maxRx, maxTx, maxOther, maxCombined, rx, tx, other, combined uint32 }{

@@ -15,15 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostOptions shape a host. The zero value is a bridged host with automatic
-// addresses, the default MTU and one queue.
+// HostOptions are the options of a host. The zero value is a bridged host with automatic addresses, the default MTU and
+// one queue.
 type HostOptions struct {
-	// Addr4 and Addr6 are the host's addresses with the prefix length of its
-	// network; zero takes the next ones of the lab's plans.
+	// Addr4 and Addr6 are the host's addresses with prefix length; the zero value selects the next addresses of the lab's
+	// networks.
 	Addr4, Addr6 netip.Prefix
-	// Routed leaves the outer end off the bridge: the host gets a default
-	// route, the node a route per address. Beyond a node that is the caller's
-	// namespace only IPv4 is forwarded: IPv6 has one switch per namespace.
+	// Routed connects the host without the bridge: the host gets a default route, and the node a route per address. If the
+	// node is the caller's namespace, only IPv4 is forwarded, since IPv6 forwarding is a setting of the whole namespace.
 	Routed bool
 	// MTU in bytes and Queues (receive and transmit) hold for both ends.
 	MTU, Queues int
@@ -45,8 +44,8 @@ type Host struct {
 	mac  net.HardwareAddr
 }
 
-// Host adds a host that can be reached when it returns; its namespace is
-// called PREFIX-name. After an error nothing of it is left.
+// Host adds a host, which is reachable when Host returns. Its namespace has the name PREFIX-name. After an error,
+// nothing remains.
 func (l *Lab) Host(name string, opts HostOptions) (*Host, error) {
 	h, err := l.add(name, opts)
 	if err != nil {
@@ -285,28 +284,28 @@ func (h *Host) routeOuter() error {
 	return nil
 }
 
-// Name is the host's name without the lab's prefix.
+// Name returns the host's name without the lab's prefix.
 func (h *Host) Name() string { return h.name }
 
-// Addr4 is the host's IPv4 address.
+// Addr4 returns the host's IPv4 address.
 func (h *Host) Addr4() netip.Addr { return h.opts.Addr4.Addr() }
 
-// Addr6 is the host's IPv6 address.
+// Addr6 returns the host's IPv6 address.
 func (h *Host) Addr6() netip.Addr { return h.opts.Addr6.Addr() }
 
-// MAC is the hardware address of the inner interface.
+// MAC returns the hardware address of the inner interface.
 func (h *Host) MAC() net.HardwareAddr { return h.mac }
 
-// Interface is the name of the inner interface, in the host.
+// Interface returns the name of the inner interface, in the host.
 func (h *Host) Interface() string { return hostInterface }
 
-// Outer is the name of the outer interface, in the node.
+// Outer returns the name of the outer interface, in the node.
 func (h *Host) Outer() string { return h.out.Name }
 
-// OuterIndex is the interface index of the outer interface, in the node.
+// OuterIndex returns the interface index of the outer interface, in the node.
 func (h *Host) OuterIndex() int { return h.out.Index }
 
-// Remove takes the host off the lab, as when a service vanishes.
+// Remove removes the host from the lab, as if a service disappeared.
 func (h *Host) Remove() error {
 	var errs []error
 	if h.out != nil {

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netlab builds small networks of hosts for tests, benchmarks and the
-// demo: every host is a named network namespace with a veth whose other end
-// sits on the lab's bridge or is routed. A lab may live in a namespace of its
-// own, the node, so that nothing of it shows on the machine; everything it
-// makes carries its prefix and goes away with Close, or with Sweep after a
-// killed run. It needs root.
+// Package netlab creates small networks of hosts for tests, benchmarks and the demo. Each host is a named network
+// namespace with a veth, whose other end is a port of the lab's bridge or routed. A lab can have a separate namespace,
+// the node, so that it does not affect the machine's network. The names of everything that it creates start with its
+// prefix. Close removes all of it, as does Sweep after a killed run. It needs root.
 package netlab
 
 import (
@@ -30,22 +28,17 @@ var ErrExists = errors.New("a lab with this prefix exists")
 // short enough for interface names of 15 bytes (IFNAMSIZ).
 var prefixPattern = regexp.MustCompile(`^[a-z]([a-z0-9]{0,7}[a-z])?$`)
 
-// Options shape a lab. The zero value is a bridge without addresses in the
-// namespace of the caller.
+// Options are the options of a lab. The zero value is a bridge without addresses in the namespace of the caller.
 type Options struct {
-	// OwnNode puts the bridge and the hosts' outer veth ends in a namespace of
-	// their own, named PREFIX-node.
+	// OwnNode creates the bridge and the hosts' outer veth ends in a separate namespace, PREFIX-node.
 	OwnNode bool
-	// Gateway gives the bridge the first address of each plan, and the hosts a
-	// default route to it.
+	// Gateway assigns the first address of each network to the bridge, and sets it as the hosts' default route.
 	Gateway bool
-	// Plan4 and Plan6 are the networks addresses are taken from; zero means
-	// 10.99.0.0/16 and fd99::/64.
+	// Plan4 and Plan6 are the networks of the hosts' addresses; by default 10.99.0.0/16 and fd99::/64.
 	Plan4, Plan6 netip.Prefix
 }
 
-// Lab is a node with a bridge and hosts. Its methods may be called from
-// several goroutines.
+// Lab is a node with a bridge and hosts. It is safe for concurrent use.
 type Lab struct {
 	prefix string
 	opts   Options
@@ -64,13 +57,13 @@ type Lab struct {
 // New opens a lab in the namespace of the caller.
 func New(prefix string) (*Lab, error) { return Open(prefix, Options{}) }
 
-// NewIn opens a lab in a node namespace of its own, with gateway addresses.
+// NewIn opens a lab with a separate node namespace and gateway addresses.
 func NewIn(prefix string) (*Lab, error) {
 	return Open(prefix, Options{OwnNode: true, Gateway: true})
 }
 
-// Open builds the node and its bridge, after it has removed what a killed run with the prefix left: who has the lock of
-// the prefix is the only one that uses it. After an error nothing is left behind.
+// Open creates the node and its bridge. It first takes the lock of the prefix, and removes what a killed run with this
+// prefix has left. After an error, nothing remains.
 func Open(prefix string, opts Options) (*Lab, error) {
 	if !prefixPattern.MatchString(prefix) {
 		return nil, fmt.Errorf("netlab prefix %q: want 1 to 9 of a-z0-9 that begin and end with a letter", prefix)
@@ -157,14 +150,15 @@ func (l *Lab) addBridge() error {
 	return l.nl.LinkSetUp(bridge)
 }
 
-// BridgeMAC is the address of bridges: one that is not set changes with the ports, and hosts lose their gateway.
+// BridgeMAC is the MAC address of bridges. An automatic one would change with the ports, and hosts would lose their
+// gateway.
 var BridgeMAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 
 // Underlay is the interface that AddUnderlay adds.
 const Underlay = "underlay0"
 
-// AddUnderlay gives the node an interface with 192.0.2.1/24, as a network between nodes has. Its other end leads
-// nowhere.
+// AddUnderlay adds an interface with 192.0.2.1/24 to the node, like that of a network between nodes. Its peer is not
+// connected.
 func (l *Lab) AddUnderlay() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = Underlay
@@ -185,23 +179,23 @@ func (l *Lab) AddUnderlay() error {
 func (l *Lab) gateway4() netip.Prefix { return nth(l.opts.Plan4, 1) }
 func (l *Lab) gateway6() netip.Prefix { return nth(l.opts.Plan6, 1) }
 
-// Prefix is what the names of everything in the lab begin with.
+// Prefix returns the prefix of all names in the lab.
 func (l *Lab) Prefix() string { return l.prefix }
 
-// Bridge is the interface name of the lab's bridge, in the node.
+// Bridge returns the interface name of the lab's bridge, in the node.
 func (l *Lab) Bridge() string { return l.bridge.Name }
 
-// Gateway4 is the node's IPv4 address that hosts reach.
+// Gateway4 returns the node's IPv4 address in the hosts' network.
 func (l *Lab) Gateway4() netip.Addr { return l.gateway4().Addr() }
 
-// Gateway6 is the node's IPv6 address that hosts reach.
+// Gateway6 returns the node's IPv6 address in the hosts' network.
 func (l *Lab) Gateway6() netip.Addr { return l.gateway6().Addr() }
 
-// Node is the namespace that holds the bridge and the outer veth ends.
+// Node returns the namespace with the bridge and the outer veth ends.
 func (l *Lab) Node() *Namespace { return l.node }
 
-// Close kills what Command started and removes everything the lab made. It may
-// be called again, and after a failure.
+// Close kills the processes of Command and removes everything that the lab created. It may be called several times, and
+// after a failure.
 func (l *Lab) Close() error {
 	var err error
 	l.close.Do(func() {

@@ -28,12 +28,11 @@ type Namespace struct {
 	ctx    context.Context // ends with the lab, and with it the processes
 }
 
-// Path is a file that stands for the namespace: under /run/netns, or an open
-// file of this process in /proc for the caller's own.
+// Path returns a file that refers to the namespace: below /run/netns, or in /proc for the caller's namespace.
 func (n *Namespace) Path() string { return n.path }
 
-// Do runs f in the namespace on a locked OS thread. Goroutines that f starts
-// are not in it; sockets and netlink handles that f opens stay in it.
+// Do runs f in the namespace on a locked OS thread. Goroutines that f starts are not in the namespace; sockets and
+// netlink handles that f opens are.
 func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -58,10 +57,9 @@ func leave(home netns.NsHandle) {
 	}
 }
 
-// Command prepares a process in the namespace. It sees the mounts of the
-// caller (bpffs, cgroups) and is killed when ctx ends, when the lab closes and
-// when the caller dies. It runs through nsenter, which executes the program in
-// its own place, so the process id is the program's.
+// Command prepares a process in the namespace. It shares the mounts of the caller (bpffs, cgroups), and is killed when
+// ctx ends, the lab is closed or the caller dies. It is started by nsenter, which execs the program, so that the
+// process id is the program's.
 func (n *Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	joined, stop := context.WithCancel(ctx)
 	context.AfterFunc(n.ctx, stop)
@@ -80,7 +78,8 @@ func (n *Namespace) netlink() (*netlink.Handle, error) {
 
 func (n *Namespace) close() { n.handle.Close() }
 
-// Current is the namespace of the caller, without a lab, and what closes it. The caller ends processes that it starts.
+// Current returns the namespace of the caller, without a lab, and a function that closes it. The caller must end the
+// processes that it starts.
 func Current() (*Namespace, func(), error) {
 	n, err := currentNamespace(context.Background())
 	if err != nil {

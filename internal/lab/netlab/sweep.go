@@ -20,8 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
-// Sweep removes what a killed run with this prefix left in the caller's
-// namespace and under /run/netns.
+// Sweep removes what a killed run with this prefix left in the caller's namespace and below /run/netns.
 func Sweep(prefix string) error {
 	if !prefixPattern.MatchString(prefix) {
 		return fmt.Errorf("netlab prefix %q is invalid", prefix)

@@ -10,7 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Wire is an underlay: a veth between the nodes of two labs.
+// Wire is an underlay: a veth pair between the nodes of two labs.
 type Wire struct {
 	ends [2]wireEnd
 }
@@ -28,7 +28,7 @@ var (
 	wire6 = netip.MustParsePrefix("2001:db8::/64")
 )
 
-// Connect lays a wire between the own nodes of two labs. mtu is in bytes. It goes away with either lab.
+// Connect creates a wire between two labs with separate nodes. mtu is in bytes. Closing either lab removes it.
 func Connect(a, b *Lab, mtu int) (*Wire, error) {
 	if !a.opts.OwnNode || !b.opts.OwnNode {
 		return nil, errors.New("only labs with a node of their own can be connected")
@@ -74,14 +74,14 @@ func (w *Wire) end(l *Lab) wireEnd {
 	return w.ends[1]
 }
 
-// Interface is the name of the wire's end in a lab's node.
+// Interface returns the name of the wire's end in a lab's node.
 func (w *Wire) Interface(l *Lab) string { return w.end(l).name }
 
-// Index is the number of the wire's end in a lab's node.
+// Index returns the interface index of the wire's end in a lab's node.
 func (w *Wire) Index(l *Lab) int { return w.end(l).index }
 
-// Addr4 is a lab's address on the wire.
+// Addr4 returns a lab's IPv4 address on the wire.
 func (w *Wire) Addr4(l *Lab) netip.Addr { return w.end(l).addr4 }
 
-// Addr6 is a lab's IPv6 address on the wire.
+// Addr6 returns a lab's IPv6 address on the wire.
 func (w *Wire) Addr6(l *Lab) netip.Addr { return w.end(l).addr6 }

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the time that the agent and its control planes have had of all CPUs so far.
+// CPU returns the CPU time of the agent and its control planes.
 func (n *Node) CPU() (sum time.Duration, err error) {
 	planes, err := Descendants(n.PID())
 	if err != nil {
@@ -25,7 +25,7 @@ func (n *Node) CPU() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// CPUOf is the time that a process has had of all CPUs so far.
+// CPUOf returns the CPU time of a process.
 func CPUOf(pid int) (time.Duration, error) {
 	const schedClock = 2 // CPUCLOCK_SCHED of the whole process (include/linux/posix-timers.h)
 	var used unix.Timespec

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node runs the real agent in a namespace, with directories of its own: what benchmarks measure and tests test
-// is what an operator gets.
+// Package node runs the real agent in a namespace, with separate directories, so that benchmarks and tests use what an
+// operator gets.
 package node
 
 import (
@@ -39,7 +39,7 @@ func init() {
 	}
 }
 
-// Node is a place for one agent, which may run.
+// Node is an environment for one agent, which may be running.
 type Node struct {
 	paths.Paths
 	Dir    string   // of all files, also for packages; Close removes it
@@ -52,7 +52,7 @@ type Node struct {
 	err   error // how it ended
 }
 
-// Start runs an agent of the installed kerb in a namespace, and returns when it answers.
+// Start runs an agent of the installed kerb in a namespace, and returns when it responds.
 func Start(ns *netlab.Namespace) (*Node, error) {
 	kerb, err := binpath.FindKerb()
 	if err != nil {
@@ -73,7 +73,7 @@ func StartBinary(ns *netlab.Namespace, binary string) (*Node, error) {
 	return n, nil
 }
 
-// New prepares a node without an agent, whose configuration is empty.
+// New returns a node without an agent and with an empty configuration.
 func New(ns *netlab.Namespace, binary string) (*Node, error) {
 	dir, err := tempdir.New()
 	if err != nil {
@@ -88,10 +88,10 @@ func New(ns *netlab.Namespace, binary string) (*Node, error) {
 	return n, nil
 }
 
-// Configure writes the configuration of agents that are started from now on.
+// Configure writes the configuration for agents that are started later.
 func (n *Node) Configure(text string) error { return os.WriteFile(n.Config, []byte(text), 0o600) }
 
-// Flags are those of an agent and of a purge.
+// Flags returns the command-line flags of an agent and of a purge.
 func (n *Node) Flags() []string {
 	return []string{"--state", n.State, "--run", n.Run, "--bpf", n.BPF, "--config", n.Config}
 }
@@ -103,16 +103,16 @@ func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// LogFile has what all agents said.
+// LogFile returns the path of the log of all agents.
 func (n *Node) LogFile() string { return filepath.Join(n.Dir, "agent.log") }
 
-// Log is what all agents said.
+// Log returns the log of all agents.
 func (n *Node) Log() string {
 	text, _ := os.ReadFile(n.LogFile())
 	return string(text)
 }
 
-// Start runs an agent and returns when it answers.
+// Start runs an agent and returns when it responds.
 func (n *Node) Start(flags ...string) error {
 	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -149,20 +149,20 @@ func (n *Node) await() error {
 	}
 }
 
-// Running reports whether an agent was started and not ended.
+// Running reports whether an agent was started and not stopped.
 func (n *Node) Running() bool { return n.agent != nil }
 
-// PID is the agent's process.
+// PID returns the id of the agent's process.
 func (n *Node) PID() int { return n.agent.Process.Pid }
 
-// Kill ends the agent by kill -9.
+// Kill kills the agent with SIGKILL.
 func (n *Node) Kill() {
 	_ = n.agent.Process.Kill()
 	<-n.ended
 	n.agent = nil
 }
 
-// Stop ends the agent as systemd does.
+// Stop stops the agent like systemd.
 func (n *Node) Stop() error {
 	_ = n.agent.Process.Signal(syscall.SIGTERM)
 	select {
@@ -178,7 +178,7 @@ func (n *Node) Stop() error {
 	return nil
 }
 
-// Purge removes what the agent, which has ended, has left in the kernel.
+// Purge removes the kernel state of the stopped agent.
 func (n *Node) Purge() error {
 	if out, err := n.Command(context.Background(),
 		append([]string{"purge"}, n.Flags()...)...).CombinedOutput(); err != nil {
@@ -187,7 +187,7 @@ func (n *Node) Purge() error {
 	return nil
 }
 
-// Close ends the agent, if one runs, and removes all that it left.
+// Close stops a running agent, and removes everything that it left.
 func (n *Node) Close() error {
 	var err error
 	if n.Running() {
@@ -196,31 +196,31 @@ func (n *Node) Close() error {
 	return errors.Join(err, n.Purge(), tempdir.Remove(n.Dir))
 }
 
-// Call makes a request to the agent. Its answer goes into a value, or nowhere if that is nil.
+// Call makes a request to the agent, and decodes the response into out unless that is nil.
 func (n *Node) Call(method, path string, body, into any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return client.New(n.Socket()).Call(ctx, method, path, body, into)
 }
 
-// Apply gives resources to the agent and returns when they are in effect.
+// Apply applies resources, and returns when they are in effect.
 func (n *Node) Apply(resources ...any) error {
 	return n.Call(http.MethodPost, "/v1/apply", resources, nil)
 }
 
-// Put gives the agent one resource at its own path and returns when it is in effect.
+// Put applies one resource at its own path, and returns when it is in effect.
 func (n *Node) Put(path string, resource any) error {
 	return n.Call(http.MethodPut, path, resource, nil)
 }
 
-// Get reads what the agent answers on a path.
+// Get decodes the response to a GET request.
 func (n *Node) Get(path string, into any) error { return n.Call(http.MethodGet, path, nil, into) }
 
-// Delete removes the resource at a path and returns when that is in effect.
+// Delete deletes the resource at a path, and returns when that is in effect.
 func (n *Node) Delete(path string) error { return n.Call(http.MethodDelete, path, nil, nil) }
 
-// Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0
-// any.
+// Chain opens the program of services in a direction, "ingress" or "egress", on the interface ifindex, or on any if it
+// is 0.
 func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
 	var chains []v1.Chain
 	if err := n.Get("/v1/chains", &chains); err != nil {
@@ -235,7 +235,7 @@ func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
 	return nil, fmt.Errorf("the agent runs no chain on %s of a service", direction)
 }
 
-// Module is a resource for a package on the services with the label.
+// Module returns a resource for a package on the services with the label.
 func Module(name, pkg, selector string, config map[string]any) v1.Module {
 	return v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
@@ -245,7 +245,7 @@ func Module(name, pkg, selector string, config map[string]any) v1.Module {
 	}
 }
 
-// Service is a resource for a host of the lab, labelled app=NAME and as the labels KEY=VALUE say.
+// Service returns a resource for a host of the lab, with the label app=NAME and the labels KEY=VALUE.
 func Service(h *netlab.Host, labels ...string) v1.Service {
 	s := v1.Service{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},

@@ -12,14 +12,14 @@ import (
 	"strings"
 )
 
-// Proportional is a process's proportional set size in bytes: pages that it shares with others are divided among them,
-// so that sums of processes are right.
+// Proportional returns a process's proportional set size (PSS) in bytes: shared pages are divided among processes, so
+// that values of processes can be added.
 func Proportional(pid int) (int64, error) {
 	values, err := Kibibytes(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	return values["Pss"] << 10, err
 }
 
-// Kibibytes reads those lines of a file in /proc that have the form "Name:   123 kB".
+// Kibibytes reads the lines of the form "Name:   123 kB" from a file in /proc.
 func Kibibytes(path string) (map[string]int64, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -41,7 +41,7 @@ func Kibibytes(path string) (map[string]int64, error) {
 	return values, lines.Err()
 }
 
-// Descendants are the processes that a process has started, and those that they have.
+// Descendants returns the children of a process, and their descendants.
 func Descendants(pid int) ([]int, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nritest runs the container runtime's side of NRI in a test, by the library of which containerd makes it.
+// Package nritest runs the container runtime's side of NRI in tests, with the library that containerd uses.
 package nritest
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/containerd/nri/pkg/log"
 )
 
-// Runtime is a container runtime that has pods and no containers. It reports them as containerd does.
+// Runtime is a container runtime with pods, but without containers. It reports pods like containerd.
 type Runtime struct {
 	t       *testing.T
 	socket  string
@@ -50,7 +50,7 @@ func Start(t *testing.T, socket string, options ...adaptation.Option) *Runtime {
 	return r
 }
 
-// Restart starts the runtime again, which ends its connections. Its pods stay.
+// Restart restarts the runtime, which closes its connections. Its pods remain.
 func (r *Runtime) Restart() {
 	r.t.Helper()
 	r.Stop()
@@ -94,7 +94,7 @@ func (r *Runtime) accept(from net.Listener) {
 	}
 }
 
-// Stop ends the runtime, and its connections.
+// Stop stops the runtime, and closes its connections.
 func (r *Runtime) Stop() {
 	if r.nri == nil {
 		return
@@ -130,10 +130,10 @@ func (r *Runtime) synchronize(ctx context.Context, plugin adaptation.SyncCB) err
 	return err
 }
 
-// Synchronized returns how often a plugin has got all pods.
+// Synchronized returns how often a plugin has received all pods.
 func (r *Runtime) Synchronized() int { return int(r.synchronized.Load()) }
 
-// Pod is a sandbox with a network namespace of its own, and with the labels that kubelet and containerd add.
+// Pod returns a sandbox with its own network namespace, and with the labels that kubelet and containerd add.
 func Pod(id, namespace, name, uid string, labels map[string]string) *api.PodSandbox {
 	all := map[string]string{"io.kubernetes.pod.name": name, "io.kubernetes.pod.namespace": namespace,
 		"io.kubernetes.pod.uid": uid, "io.cri-containerd.kind": "sandbox", "oci_runtime_type": "io.containerd.runc.v2",
@@ -143,7 +143,7 @@ func Pod(id, namespace, name, uid string, labels map[string]string) *api.PodSand
 		Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: "/run/netns/cni-" + id}}}}
 }
 
-// Add has the runtime have a pod without reporting it, as if it had started while no plugin was there.
+// Add adds a pod without reporting it, as if it had started while no plugin was connected.
 func (r *Runtime) Add(all ...*api.PodSandbox) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -171,14 +171,14 @@ func (r *Runtime) End(p *api.PodSandbox) {
 	r.Forget(p.GetId())
 }
 
-// Forget has a sandbox end without reporting it.
+// Forget removes a sandbox without reporting it.
 func (r *Runtime) Forget(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.pods, id)
 }
 
-// CreateContainer reports a new container of a pod, which fails without the plugins that are required.
+// CreateContainer reports a new container of a pod. It fails without the required plugins.
 func (r *Runtime) CreateContainer(p *api.PodSandbox) error {
 	_, err := r.nri.CreateContainer(r.t.Context(), &api.CreateContainerRequest{Pod: p,
 		Container: &api.Container{Id: "c-" + p.GetId(), PodSandboxId: p.GetId(), Name: "c"}})

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oaktest plays an Oakestra cluster for tests: a real broker, and doubles of the root and cluster service
-// managers and of NetManager, as they behave in release v0.4.411. The doubles are written from recordings of the real
-// ones, which tests replay through them.
+// Package oaktest simulates an Oakestra cluster for tests: a real broker, and test doubles of the root and cluster
+// service managers and of NetManager, with the behaviour of release v0.4.411. The doubles are based on recordings of
+// the real ones, which tests replay through them.
 package oaktest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Broker is a mosquitto on a port of the network namespace that NewBroker and Start are called in.
+// Broker is a mosquitto in the network namespace in which NewBroker and Start are called.
 type Broker struct {
 	t       testing.TB
 	address string
@@ -29,7 +29,7 @@ type Broker struct {
 	process *exec.Cmd
 }
 
-// NewBroker prepares a broker on 127.0.0.1 without starting it. It skips the test if there is no mosquitto.
+// NewBroker prepares a broker on 127.0.0.1 without starting it. It skips the test if mosquitto is not installed.
 func NewBroker(t testing.TB) *Broker {
 	t.Helper()
 	return NewBrokerAt(t, "127.0.0.1")
@@ -97,10 +97,10 @@ func (b *Broker) Stop() {
 	}
 }
 
-// Dial connects with the broker.
+// Dial connects to the broker.
 func (b *Broker) Dial() (net.Conn, error) {
 	return net.Dial("tcp4", net.JoinHostPort(b.address, fmt.Sprint(b.Port)))
 }
 
-// URL is where clients find the broker.
+// URL returns the broker's URL for clients.
 func (b *Broker) URL() string { return fmt.Sprintf("tcp://%s:%d", b.address, b.Port) }

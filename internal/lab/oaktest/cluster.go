@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Cluster is the root and cluster service manager. What system manager and cluster manager ask of the real ones by
-// HTTP are methods here.
+// Cluster is the root and cluster service manager. Its methods correspond to the HTTP requests of the system manager
+// and the cluster manager.
 type Cluster struct {
 	t      testing.TB
 	client mqtt.Client
@@ -43,7 +43,7 @@ type Cluster struct {
 	kept      []string // services that they are of
 }
 
-// Message is what a worker has published.
+// Message is a message published by a worker.
 type Message struct {
 	Worker, Topic string // Topic is the part after nodes/ID/net/
 	Payload       string
@@ -58,7 +58,7 @@ type job struct {
 	instances map[int]object
 }
 
-// NewCluster connects with a broker that runs, by dial if the broker is in another network namespace.
+// NewCluster connects to a running broker, with dial if the broker is in another network namespace.
 func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
@@ -261,7 +261,7 @@ func (c *Cluster) notice(name, kind string) {
 	}
 }
 
-// Quiet keeps the notices of changes, until it ends.
+// Quiet delays notifications of changes until end is called.
 func (c *Cluster) Quiet() (end func()) {
 	c.locked(func() { c.quiet = true })
 	return func() {
@@ -304,7 +304,7 @@ func (c *Cluster) locked(f func()) {
 	f()
 }
 
-// Create makes a service without instances.
+// Create creates a service without instances.
 func (c *Cluster) Create(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -312,7 +312,7 @@ func (c *Cluster) Create(name string) {
 	c.services++
 }
 
-// Remove makes the root forget a service without instances. The cluster keeps it while a worker is interested.
+// Remove removes a service without instances from the root. The cluster keeps it while a worker has an interest in it.
 func (c *Cluster) Remove(name string) { c.locked(func() { delete(c.root, name) }) }
 
 // Schedule places an instance; the table has its worker when it is deployed. One that is there already moves: it keeps
@@ -339,7 +339,7 @@ func (c *Cluster) Schedule(name string, number int) {
 	c.table[name].instances[number] = without(i, "")
 }
 
-// Undeploy ends an instance.
+// Undeploy undeploys an instance.
 func (c *Cluster) Undeploy(name string, number int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -348,14 +348,14 @@ func (c *Cluster) Undeploy(name string, number int) {
 	c.notice(name, "UNDEPLOYMENT")
 }
 
-// Restart is a restart of the cluster service manager.
+// Restart restarts the cluster service manager.
 func (c *Cluster) Restart() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.table, c.interest, c.dead = map[string]*job{}, map[string][]string{}, false
 }
 
-// Exhaust makes the root have subnets or none.
+// Exhaust sets whether the root has subnets left.
 func (c *Cluster) Exhaust(none bool) { c.locked(func() { c.exhausted = none }) }
 
 // Lose drops the next messages of a topic.
@@ -364,13 +364,13 @@ func (c *Cluster) Lose(topic string, n int) { c.locked(func() { c.lose[topic] = 
 // Twice sends every nth answer twice, as QoS 1 permits.
 func (c *Cluster) Twice(nth int) { c.locked(func() { c.twice = nth }) }
 
-// Addresses returns those of a service, IPv4 and IPv6.
+// Addresses returns the addresses of a service, IPv4 and IPv6.
 func (c *Cluster) Addresses(name string) (a [2]string) {
 	c.locked(func() { a = c.root[name].address })
 	return a
 }
 
-// InstanceAddresses returns those of an instance that is scheduled, IPv4 and IPv6.
+// InstanceAddresses returns the addresses of a scheduled instance, IPv4 and IPv6.
 func (c *Cluster) InstanceAddresses(name string, number int) [2]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -381,7 +381,7 @@ func (c *Cluster) InstanceAddresses(name string, number int) [2]string {
 // Forge publishes bytes as the cluster would.
 func (c *Cluster) Forge(topic, payload string) { c.client.Publish(topic, 1, false, payload).Wait() }
 
-// Dead reports whether a worker has killed the service manager by withdrawing an interest that it did not have.
+// Dead reports whether a worker has crashed the service manager by withdrawing an interest that it did not have.
 func (c *Cluster) Dead() (dead bool) {
 	c.locked(func() { dead = c.dead })
 	return dead
@@ -393,7 +393,7 @@ func (c *Cluster) Subnets() (n int) {
 	return n
 }
 
-// Received returns what workers have published, in order.
+// Received returns the messages published by workers, in order.
 func (c *Cluster) Received() (all []Message) {
 	c.locked(func() { all = slices.Clone(c.received) })
 	return all
@@ -405,7 +405,7 @@ func (c *Cluster) Interested(name string) (workers []string) {
 	return workers
 }
 
-// Where returns where the root believes an instance to be, as "namespace address@host:port".
+// Where returns the location of an instance in the root's table, as "namespace address@host:port".
 func (c *Cluster) Where(name string, number int) string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

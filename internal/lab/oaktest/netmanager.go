@@ -21,18 +21,18 @@ import (
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 )
 
-// NetManager is a double of the network manager of release v0.4.411: its socket for NodeEngine, its part of the MQTT
-// protocol, and its packets, by a TUN device and a UDP socket. It has what the release lacks: fragments are damaged,
-// ICMP is dropped, and all services wait for a query. Left out are port mappings, unikernels and traffic to other
-// networks.
+// NetManager is a test double of the network manager of release v0.4.411: its socket for NodeEngine, its part of the
+// MQTT protocol, and its forwarding of packets with a TUN device and a UDP socket. It also has the defects of the
+// release: it damages fragments, drops ICMP, and blocks all services during a query. It does not support port mappings,
+// unikernels and traffic to other networks.
 type NetManager struct {
 	t      testing.TB
 	inside func(func() error) error
 	broker *Broker
 	host   netip.Addr
-	// Socket is where NodeEngine finds it.
+	// Socket is the path of the socket for NodeEngine.
 	Socket string
-	// InterestedFor is how long an interest lasts after its last use: 10 s, unless it is set before /register.
+	// InterestedFor is how long an interest lasts after its last use. It may be set before /register; the default is 10 s.
 	InterestedFor time.Duration
 	server        *http.Server
 	wires         wires

@@ -15,14 +15,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/pki"
 )
 
-// Secure is a listener of a broker that demands TLS, a certificate of its CA, and a password.
+// Secure is a listener of a broker that requires TLS, a client certificate of its CA, and a password.
 type Secure struct {
 	Port                 int
 	CA, Certificate, Key string // PEM files of a client
 	Username, Password   string
 }
 
-// AddSecure gives the broker a second listener, before it is started.
+// AddSecure adds a second listener to the broker, which must not be started yet.
 func (b *Broker) AddSecure() Secure {
 	b.t.Helper()
 	dir := b.t.TempDir()

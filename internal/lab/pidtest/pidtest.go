@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pidtest is for tests of what finds processes by the numbers that the kernel shows.
+// Package pidtest is for tests that find processes by the ids that the kernel reports.
 package pidtest
 
 import (
@@ -11,7 +11,7 @@ import (
 // firstNamespace is PROC_PID_INIT_INO of the kernel.
 const firstNamespace = "pid:[4026531836]"
 
-// NeedPIDs skips a test where processes have other numbers.
+// NeedPIDs skips the test in a PID namespace, where processes have other ids.
 func NeedPIDs(t testing.TB) {
 	t.Helper()
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err == nil && ns != firstNamespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pintest gives tests paths in bpffs for their pins. It removes the pins of tests that were killed.
+// Package pintest provides paths in bpffs for the pins of tests, and removes the pins of killed tests.
 package pintest
 
 import (
@@ -13,8 +13,8 @@ import (
 
 var sweep = sync.OnceValue(tempdir.Sweep)
 
-// New returns a path that no other test has, where the test creates a directory. The test removes its pins. If it is
-// killed before, the next process that calls New removes them. Without root the test is skipped.
+// New returns a unique path at which the test can create a directory. The test must remove its pins; if it is killed,
+// the next process that calls New removes them. New skips the test without root.
 func New(tb testing.TB) string {
 	tb.Helper()
 	if os.Geteuid() != 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pki makes certificates for tests: those of an authority, and of what it signs.
+// Package pki creates certificate authorities and certificates for tests.
 package pki
 
 import (
@@ -19,14 +19,14 @@ import (
 
 const lifetime = 24 * time.Hour
 
-// Authority signs certificates. It writes them and their keys into a directory, in PEM.
+// Authority signs certificates. It writes them and their keys to a directory, in PEM.
 type Authority struct {
 	Certificate *x509.Certificate
 	dir         string
 	key         *ecdsa.PrivateKey
 }
 
-// New makes an authority, whose certificate is in the file ca.crt.
+// New creates an authority, with its certificate in the file ca.crt.
 func New(dir string) (*Authority, error) {
 	a := &Authority{dir: dir}
 	own := &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,

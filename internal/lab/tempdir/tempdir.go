@@ -23,11 +23,11 @@ const (
 // owned are the lock files of this process, by directory.
 var owned sync.Map
 
-// New creates a directory, which Remove removes, or Sweep after this process was killed. Only root's directories are
-// locked and swept: other users cannot pin.
+// New creates a directory, which Remove removes, or Sweep if this process is killed. Only root's directories are locked
+// and swept, since other users cannot have pins.
 func New() (string, error) { return NewIn("") }
 
-// NewIn is New in another place than the usual one for temporary files.
+// NewIn is New with another parent directory than the default for temporary files.
 func NewIn(parent string) (string, error) {
 	dir, err := os.MkdirTemp(parent, prefix)
 	if err != nil || os.Geteuid() != 0 {

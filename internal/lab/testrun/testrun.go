@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run is p.Run, but without signals of Go's scheduler, which interrupts threads by SIGURG: a test run of many
-// repetitions that a signal interrupts begins again, although maps have counted those before (BPF_PROG_TEST_RUN fails
-// with EINTR, and ebpf.Program.Run repeats it).
+// Run is p.Run with SIGURG blocked, with which Go's scheduler interrupts threads: after a signal, BPF_PROG_TEST_RUN
+// fails with EINTR and ebpf.Program.Run restarts it, although maps have counted the repetitions so far.
 func Run(p *ebpf.Program, opts *ebpf.RunOptions) (result uint32, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package traffic is the load generators of benchmarks and tests: batched UDP, TCP
-// streams and ping-pong, with the kernel's own loss counters alongside them.
-// Sockets belong to the namespace of the thread that opens them.
+// Package traffic has the load generators of benchmarks and tests: batched UDP, TCP streams and ping-pong, together
+// with the kernel's loss counters. Sockets belong to the namespace of the thread that opens them.
 package traffic
 
 import (
@@ -98,28 +97,27 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
-// SetBuffer sets how many bytes may wait for Receive; the kernel charges each datagram with more than its size.
+// SetBuffer sets the size of the receive buffer in bytes. The kernel charges each datagram with more than its size.
 func (b *Batch) SetBuffer(bytes int) error {
 	return unix.SetsockoptInt(b.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes)
 }
 
-// Len is the number of datagrams a call takes at most.
+// Len returns the maximum number of datagrams per call.
 func (b *Batch) Len() int { return len(b.msgs) }
 
-// Datagram is the buffer of the i-th datagram of a batch.
+// Datagram returns the buffer of the i-th datagram of a batch.
 func (b *Batch) Datagram(i int) []byte { return b.data[i*b.size : (i+1)*b.size] }
 
-// Size is the length of the i-th datagram as it was received; what was longer
-// than the buffer is cut.
+// Size returns the length of the i-th received datagram; longer ones are truncated to the buffer.
 func (b *Batch) Size(i int) int { return int(b.msgs[i].len) }
 
-// Send sends the first n datagrams and returns how many the kernel took.
+// Send sends the first n datagrams and returns how many the kernel accepted.
 func (b *Batch) Send(n int) (int, error) {
 	return b.call(unix.SYS_SENDMMSG, n, 0)
 }
 
-// Receive waits for one datagram and takes what else is there. It returns 0
-// after the receiver's time without any.
+// Receive waits for one datagram, and also receives all others that are queued. It returns 0 after the receiver's
+// timeout.
 func (b *Batch) Receive() (int, error) {
 	n, err := b.call(unix.SYS_RECVMMSG, len(b.msgs), unix.MSG_WAITFORONE)
 	if errors.Is(err, unix.EAGAIN) {
@@ -141,5 +139,5 @@ func (b *Batch) call(trap uintptr, n int, flags uintptr) (int, error) {
 	}
 }
 
-// Close frees the socket.
+// Close closes the socket.
 func (b *Batch) Close() error { return unix.Close(b.fd) }

@@ -20,8 +20,7 @@ type Pacer struct {
 // overflows the queues of the machine.
 const maxLag = int64(5 * time.Millisecond)
 
-// NewPacer makes a pacer with its first event now. The thread's timer slack is
-// set to the minimum.
+// NewPacer returns a pacer whose first event is due now. It sets the thread's timer slack to the minimum.
 func NewPacer(gap time.Duration) *Pacer {
 	unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	return &Pacer{gap: gap.Nanoseconds(), next: monotonic()}

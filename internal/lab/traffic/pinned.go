@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// RunOnCPU runs f on one CPU, counted from 0 and wrapped at the number of CPUs
-// this process may use, so that measured code is not moved about.
+// RunOnCPU runs f on one CPU, numbered from 0 modulo the number of CPUs that this process may use, so that measured
+// code does not migrate.
 func RunOnCPU(cpu int, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

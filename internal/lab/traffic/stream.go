@@ -39,18 +39,16 @@ const (
 // paceRate leaves room for the sender to be held up now and then.
 const paceRate = PacketRate * 120 / 100
 
-// StreamStats counts what happened to the packets of one stream.
+// StreamStats counts the packets of one stream by their fate.
 type StreamStats struct {
 	Sent, Received, Lost, Duplicated uint64
-	// Probes were sent, too, before all others, and appear in no other number.
+	// Probes were sent before all other packets, and are not included in the other counts.
 	Probes uint64
 	// Unprocessed packets carry no stamp, Doubled more than one.
 	Unprocessed, Doubled uint64
-	// Generations is how many different ones were seen, Backward how often an
-	// older one came after a newer.
+	// Generations is the number of different generations seen, Backward how often an older one followed a newer one.
 	Generations, Backward uint64
-	// Explained is the part of Lost that never reached the hook's end: the
-	// kernel counted it as a full socket buffer or CPU backlog.
+	// Explained is the part of Lost that the kernel counted as dropped because of a full socket buffer or CPU backlog.
 	Explained Losses
 	Rate      float64 // sent per second
 }
@@ -121,7 +119,7 @@ func (s *stream) close() error {
 	return errors.Join(errs...)
 }
 
-// ErrNoPath means that not one packet came through.
+// ErrNoPath means that no packet arrived.
 var ErrNoPath = errors.New("no packet of the stream arrives")
 
 // probe resolves addresses before packets count.

@@ -24,7 +24,7 @@ type Pair struct {
 	client, server int
 }
 
-// Connect opens a connection from one host to an address under which it reaches another, be it a virtual one.
+// Connect opens a connection from one host to another, at an address that may be virtual.
 func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
 	listener, err := listen(to, at)
 	if err != nil {
@@ -104,8 +104,8 @@ func tcpSocket(addr netip.Addr) (int, error) {
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 }
 
-// Connects opens and ends n connections one after the other, both ends on one CPU, and returns what each connect took
-// in us. The client resets them, so that no port stays busy.
+// Connects opens and closes n connections sequentially, with both ends on one CPU, and returns the time of each connect
+// in us. The client resets them, so that no port stays in TIME_WAIT.
 func Connects(from, to *netlab.Host, at netip.AddrPort, n int) (times []float64, err error) {
 	listener, err := listen(to, at)
 	if err != nil {
@@ -150,12 +150,11 @@ func noDelay(fd int) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (p *Pair) Close() error { return errors.Join(unix.Close(p.client), unix.Close(p.server)) }
 
-// Throughput streams from client to server, each on a CPU of its own, and
-// returns what the server got in bit/s. The server drops what it gets without
-// copying it.
+// Throughput streams from client to server, on separate CPUs, and returns the rate that the server received, in bit/s.
+// The server discards data without copying it.
 func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	sender := make(chan error, 1)
 	end := time.Now().Add(streamWarm + duration)
@@ -165,7 +164,7 @@ func (p *Pair) Throughput(duration time.Duration) (float64, error) {
 	return rate, errors.Join(err, <-sender)
 }
 
-// ErrStarved is wrapped when the machine was too busy for a figure.
+// ErrStarved is wrapped if the machine was too busy for a measurement.
 var ErrStarved = errors.New("the stream made no progress while it was measured")
 
 // stream writes until end, then closes its direction.
@@ -209,9 +208,8 @@ func (p *Pair) sink() (bitsPerSecond float64, err error) {
 	}
 }
 
-// PingPong sends a byte back and forth and returns the time of each round trip in
-// us. Both sides share a CPU, so that it shows the path rather than how fast
-// one virtual CPU wakes another.
+// PingPong sends a byte back and forth and returns the time of each round trip in us. Both sides share a CPU, so that
+// it measures the path and not wakeups between virtual CPUs.
 func (p *Pair) PingPong(duration time.Duration) ([]float64, error) {
 	server := make(chan error, 1)
 	go func() { server <- RunOnCPU(1, p.pong) }()

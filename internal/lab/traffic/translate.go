@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Packet is one that Oakestra's NetManager translates in user space: TCP and UDP of both IP versions, without extension
-// headers. NetManager does not know fragments: it takes the beginning of each for a TCP or UDP header.
+// Packet is a packet that Oakestra's NetManager translates in user space: TCP and UDP over both IP versions, without
+// extension headers. NetManager ignores fragmentation: it treats the start of each fragment as a TCP or UDP header.
 type Packet struct {
 	Raw              []byte
 	Src, Dst         netip.Addr
@@ -46,8 +46,8 @@ func ParsePacket(raw []byte) (p Packet, ok bool) {
 	return p, true
 }
 
-// Between returns the packet with other addresses. Its checksums, and the length of UDP, are worked out for what is
-// there: a further fragment has four bytes overwritten.
+// Between returns the packet with other addresses. It recomputes checksums and the UDP length without regard to
+// fragmentation, which overwrites four bytes of later fragments.
 func (p Packet) Between(src, dst netip.Addr) []byte {
 	raw := append([]byte(nil), p.Raw...)
 	body := raw[p.L4:]

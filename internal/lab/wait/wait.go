@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wait lets tests wait for conditions instead of sleeping.
+// Package wait provides waiting for conditions in tests, instead of sleeping.
 package wait
 
 import (
@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy or emulated
-// machine.
+// Patience is the timeout for operations that usually take a few seconds at most, also on a busy or emulated machine.
 const Patience = time.Minute
 
 const pause = 5 * time.Millisecond

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapitest gives tests a Kubernetes API server for as long as they run.
+// Package kubeapitest provides a Kubernetes API server for the duration of a test.
 package kubeapitest
 
 import (
@@ -20,8 +20,8 @@ type Server struct {
 	t *testing.T
 }
 
-// Start runs an API server on an address of a namespace, and returns when it is ready. The test is skipped where the
-// program was not built.
+// Start runs an API server on an address of a namespace, and returns when it is ready. It skips the test if the program
+// was not built.
 func Start(t *testing.T, ns *netlab.Namespace, address netip.Addr) *Server {
 	t.Helper()
 	if os.Getenv(kubeapi.Program) == "" {
@@ -54,13 +54,13 @@ func (s *Server) Run() {
 	s.need(s.Server.Run())
 }
 
-// Hang stops the server's process, which then answers nothing and closes no connection, until Resume.
+// Hang stops the server's process until Resume: it neither responds nor closes connections.
 func (s *Server) Hang() {
 	s.t.Helper()
 	s.need(s.Server.Hang())
 }
 
-// Resume is the reverse of Hang.
+// Resume continues the process after Hang.
 func (s *Server) Resume() {
 	s.t.Helper()
 	s.need(s.Server.Resume())
@@ -74,7 +74,7 @@ func (s *Server) Kubeconfig(tokenFile string) string {
 	return path
 }
 
-// Must is Call that has to succeed.
+// Must is Call, and fails the test after an error.
 func (s *Server) Must(method, path string, in, out any) {
 	s.t.Helper()
 	if err := s.Call(method, path, in, out); err != nil {

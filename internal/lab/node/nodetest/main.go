@@ -15,17 +15,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
-// Kerb is kerb as it is in the tree, while Main runs the tests.
+// Kerb is the path of kerb, built from the source tree, while Main runs the tests.
 var Kerb string
 
-// Oakestra is for Main: the tests use the integration with Oakestra.
+// Oakestra is an option of Main for tests that use the integration with Oakestra.
 func Oakestra(dir string) error {
 	return gobuild.Build(filepath.Join(dir, binpath.Oakestra), "github.com/kerb-edge/kerb/cmd/kerb-oakestra")
 }
 
-// Main runs a package's tests, alongside which those of other packages and other runs may continue. It clears away what
-// killed runs have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user
-// may enter.
+// Main runs the tests of a package, concurrently with those of other packages and runs. It removes what killed runs
+// have left, builds kerb, and lets the package prepare further files in a directory that every user may enter.
 func Main(m *testing.M, prepare ...func(dir string) error) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // tests of nodes skip

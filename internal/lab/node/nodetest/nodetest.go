@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodetest gives tests nodes with the real agent: a machine in namespaces, services on its bridge, and kerb as
-// it is in the tree. Several may be there at a time, in this process and alongside those of others.
+// Package nodetest provides nodes with the real agent for tests: a machine in namespaces, services on its bridge, and
+// kerb built from the source tree. Several nodes can exist at the same time, in one or several processes.
 package nodetest
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy machine.
+// Patience is the timeout for operations that usually take a few seconds at most, also on a busy machine.
 const Patience = wait.Patience
 
 // Node is a machine with one agent.
@@ -41,13 +41,13 @@ func prefix() string {
 	return fmt.Sprintf("kt%s%c%c", strconv.FormatInt(int64(os.Getpid()), 36), 'a'+i/26%26, 'a'+i%26)
 }
 
-// New makes a node whose agent is not started yet, for as long as the test lasts.
+// New returns a node until the test ends. Its agent is not started yet.
 func New(t *testing.T) *Node {
 	t.Helper()
 	return Open(t, netlab.Options{Gateway: true})
 }
 
-// Open is New with options of the lab, which has a node of its own in any case.
+// Open is New with options of the lab, which always has a separate node.
 func Open(t *testing.T, opts netlab.Options) *Node {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -116,19 +116,19 @@ func (n *Node) Host(name string) *netlab.Host {
 	return h
 }
 
-// Configure writes the configuration of agents that are started from now on.
+// Configure writes the configuration for agents that are started later.
 func (n *Node) Configure(text string) {
 	n.T.Helper()
 	n.need(n.Node.Configure(text))
 }
 
-// Start runs an agent and returns when it answers.
+// Start runs an agent and returns when it responds.
 func (n *Node) Start(flags ...string) {
 	n.T.Helper()
 	n.need(n.Node.Start(flags...))
 }
 
-// Stop ends the agent as systemd does.
+// Stop stops the agent like systemd.
 func (n *Node) Stop() {
 	n.T.Helper()
 	if err := n.Node.Stop(); err != nil {
@@ -136,7 +136,7 @@ func (n *Node) Stop() {
 	}
 }
 
-// Purge removes what an agent that has ended has left in the kernel.
+// Purge removes the kernel state of the stopped agent.
 func (n *Node) Purge() {
 	n.T.Helper()
 	if err := n.Node.Purge(); err != nil {
@@ -144,13 +144,13 @@ func (n *Node) Purge() {
 	}
 }
 
-// Must makes a request to the agent that has to succeed; see Call.
+// Must makes a request to the agent, and fails the test after an error; see Call.
 func (n *Node) Must(method, path string, body, into any) {
 	n.T.Helper()
 	n.need(n.Call(method, path, body, into))
 }
 
-// Apply applies resources as an operator does.
+// Apply applies resources like an operator.
 func (n *Node) Apply(resources ...any) {
 	n.T.Helper()
 	text, err := json.Marshal(resources)
