@@ -60,6 +60,15 @@ func both(t *testing.T, test func(t *testing.T, open opener)) {
 	t.Run("Go", func(t *testing.T) { test(t, openGo) })
 }
 
+// waitingOrPolling tests both with calls that wait for packets, and with calls that do not.
+func waitingOrPolling(t *testing.T, test func(t *testing.T, open opener, extra string)) {
+	for name, extra := range map[string]string{"wait": "", "poll": "poll"} {
+		t.Run(name, func(t *testing.T) {
+			both(t, func(t *testing.T, open opener) { test(t, open, extra) })
+		})
+	}
+}
+
 func openC(t *testing.T, program string, m *module, class string, w Wait, count int, extra string) *consumer {
 	t.Helper()
 	args := []string{m.path, class, strconv.Itoa(int(w)), strconv.Itoa(count)}
@@ -126,8 +135,12 @@ func receive(path, class string, w Wait, count int, extra string, begin io.Reade
 		return err
 	}
 	packets := make([]Packet, 7)
+	timeout := time.Duration(-1)
+	if extra == "poll" {
+		timeout = 0
+	}
 	for n := 0; n < count; {
-		got, err := r.Receive(packets, -1)
+		got, err := r.Receive(packets, timeout)
 		if err != nil {
 			return err
 		}
@@ -224,9 +237,9 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 
 // A new configuration has a new ring: what is in the old one comes first, and the numbers continue.
 func TestGoesAlongWithANewConfiguration(t *testing.T) {
-	both(t, func(t *testing.T, open opener) {
+	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, 6, "")
+		c := open(t, m, "ctrl", Adaptive, 6, extra)
 		c.expect(t, "ready")
 		<-m.opened
 		m.emit(0, 4)
@@ -242,9 +255,9 @@ func TestGoesAlongWithANewConfiguration(t *testing.T) {
 
 // A control plane that was restarted knows the same ring.
 func TestGoesAlongWithARestart(t *testing.T) {
-	both(t, func(t *testing.T, open opener) {
+	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Sleep, 4, "")
+		c := open(t, m, "ctrl", Sleep, 4, extra)
 		c.expect(t, "ready")
 		<-m.opened
 		c.start()
@@ -258,9 +271,9 @@ func TestGoesAlongWithARestart(t *testing.T) {
 }
 
 func TestTellsThatTheClassWasTaken(t *testing.T) {
-	both(t, func(t *testing.T, open opener) {
+	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
-		c := open(t, m, "ctrl", Adaptive, 2, "")
+		c := open(t, m, "ctrl", Adaptive, 2, extra)
 		c.expect(t, "ready")
 		<-m.opened
 		m.emit(0, 1)

@@ -248,18 +248,21 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	return nil
 }
 
-// Receive releases the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not
-// at all, negative waits indefinitely. Packets that are kept longer than the class's watchdog count as unread: later
-// ones that would be stolen pass, until these are released. A new configuration of the module, or a restart of Kerb, is
-// gone along with.
+// Receive releases the packets of the previous call and waits for new ones, at most for the timeout; 0 polls, a negative
+// one waits indefinitely. It returns how many there are. Packets that are held for longer than the watchdog of the class
+// count as unread: packets that would be stolen continue to the network stack until the held ones are released. The
+// receiver follows new configurations of the module and restarts of the agent by itself.
 func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
 	if r.ring == nil {
 		return 0, ErrClosed
 	}
 	r.release()
 	n := r.fetch(packets)
-	if n > 0 || timeout == 0 || len(packets) == 0 {
+	if n > 0 || len(packets) == 0 {
 		return n, nil
+	}
+	if timeout == 0 {
+		return 0, r.maintainConnection(r.now())
 	}
 	until := never
 	if timeout > 0 {
@@ -323,10 +326,8 @@ func (r *Receiver) await(until int64) (bool, error) {
 		if now >= until {
 			return false, nil
 		}
-		if now >= r.attendAt {
-			if err := r.maintainConnection(now); err != nil {
-				return false, err
-			}
+		if err := r.maintainConnection(now); err != nil {
+			return false, err
 		}
 		if now > int64(r.state.Heartbeat)+int64(time.Millisecond) {
 			r.state.Heartbeat = uint64(now)
@@ -437,8 +438,11 @@ func (r *Receiver) sleepUntilPacket(now, until int64) (bool, error) {
 }
 
 // maintainConnection handles changes of the connection: a new configuration, a restarted or removed module, a class
-// taken over.
+// taken over. It does nothing until attendAt.
 func (r *Receiver) maintainConnection(now int64) error {
+	if now < r.attendAt {
+		return nil
+	}
 	if r.taken {
 		return ErrTakenOver
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //go:build ignore
-/* receive SOCKET CLASS WAIT COUNT [control|idle_poll]: opens a class, reports that, starts on
+/* receive SOCKET CLASS WAIT COUNT [control|idle_poll|poll]: opens a class, reports that, starts on
  * command, and writes what it receives. */
 #include <errno.h>
 #include <stdio.h>
@@ -35,6 +35,7 @@ int main(int argc, char **argv)
 						  .keep = true,
 						  .idle_poll = !strcmp(extra, "idle_poll") };
 	long n = 0, count = atol(argv[4]);
+	int64_t timeout = strcmp(extra, "poll") ? -1 : 0;
 	struct kerb_intercept_stats stats;
 	struct kerb_packet p[BATCH];
 	struct kerb_intercept *k;
@@ -48,7 +49,7 @@ int main(int argc, char **argv)
 	if (getchar() == EOF)
 		return 1;
 	while (n < count) {
-		int got = kerb_intercept_receive(k, p, BATCH, -1);
+		int got = kerb_intercept_receive(k, p, BATCH, timeout);
 
 		if (got < 0 && got != -EINTR)
 			return refuse();

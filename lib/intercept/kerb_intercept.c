@@ -114,8 +114,10 @@ int kerb_intercept_open_device(struct kerb_intercept **out, int fd, size_t ring,
 	if (code)
 		return code;
 	code = ring_map(&k->ring, fd, ring);
-	if (!code && (code = session_map_state(k, fd, (off_t)(2 * page + 2 * ring))))
+	if (!code && (code = session_map_state(k, fd, (off_t)(2 * page + 2 * ring)))) {
+		k->ring.fd = -1; /* stays the caller's */
 		ring_unmap(&k->ring);
+	}
 	if (code) {
 		kerb_intercept_close(k);
 		return code;
@@ -168,13 +170,15 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 }
 
 /* check_connection handles events of the connection: a new configuration, a restarted or removed
- * module, a class that was taken over. */
+ * module, a class that was taken over. It does nothing until check_at. */
 static int check_connection(struct kerb_intercept *k, uint64_t now)
 {
 	char line[MESSAGE_SIZE], event[NAME_SIZE];
 	int fds[MESSAGE_FDS], n;
 	ssize_t size;
 
+	if (now < k->check_at)
+		return 0;
 	k->check_at = now + 10 * MS;
 	if (k->taken)
 		return fail(EPIPE, "another program has taken class %s over", k->class_name);
@@ -357,7 +361,7 @@ static int wait_for_packets(struct kerb_intercept *k, uint64_t until)
 			detect_preemption(k, now);
 		if (now >= until)
 			return 0;
-		code = now >= k->check_at ? check_connection(k, now) : 0;
+		code = check_connection(k, now);
 		if (code)
 			return code;
 		if (now > k->state->heartbeat + MS)
@@ -411,8 +415,10 @@ int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets
 	for (;;) {
 		int n = fetch(k, packets, max);
 
-		if (n || !timeout)
+		if (n)
 			return n;
+		if (!timeout)
+			return check_connection(k, kerb_intercept_now());
 		if (!until)
 			until = kerb_intercept_now() + (uint64_t)timeout;
 		n = wait_for_packets(k, until);

@@ -140,8 +140,8 @@ int kerb_intercept_open(struct kerb_intercept **k, const char *module, const cha
 			const struct kerb_intercept_options *options);
 
 /* kerb_intercept_open_device opens a receiver for a class of Kerb's kernel module (kmod/). fd: an
- * open /dev/kerb-intercept after ICPT_ATTACH, which the receiver closes. ring: the size of its
- * ring, icpt_rule.ring. Returns 0 or a negative errno. */
+ * open /dev/kerb-intercept after ICPT_ATTACH, which the receiver closes; after an error it stays the
+ * caller's. ring: the size of its ring, icpt_rule.ring. Returns 0 or a negative errno. */
 int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring,
 			       const struct kerb_intercept_options *options);
 
@@ -229,9 +229,9 @@ int kerb_intercept_socket(struct kerb_intercept *k, int fd);
  * event loop. Call kerb_intercept_arm before each poll; when the descriptor is readable, call
  * kerb_intercept_receive with a timeout of 0. The receiver closes the descriptor.
  *
- * A timeout of 0 does not follow new configurations of the module: from time to time, receive with
- * a timeout of 1 ms or more, and then call kerb_intercept_fd again, as the descriptor may have
- * changed. */
+ * A new configuration of the module, or a restart of the agent, does not make the descriptor
+ * readable: call kerb_intercept_receive from time to time, such as each second, also when the
+ * descriptor is not, and then kerb_intercept_fd, as the descriptor may have changed. */
 int kerb_intercept_fd(const struct kerb_intercept *k);
 
 /* kerb_intercept_arm releases all packets and makes the next one wake a poll of kerb_intercept_fd.
