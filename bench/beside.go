@@ -19,9 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a round takes of the machine besides its own figures: softirqs and context switches, of all programs and the
-// kernel, and in one further round how much a fixed compute job next to it loses. And what the hypervisor takes of the
-// machine during the round, as the share of CPU time that it gives to others.
+// Metrics of the whole machine during a round: softirqs and context switches of all programs and the kernel; in one
+// additional round, the slowdown of a fixed compute job; and the fraction of CPU time that the hypervisor steals.
 const (
 	MemoryMetric    = "memory" // experiments measure it, as they know the programs
 	softirqMetric   = "softirq"
@@ -41,7 +40,7 @@ var Costs = []struct{ Metric, Label, Unit string }{
 	{powerMetric, "power of the processors", "W"},
 }
 
-// ticksPerSecond is USER_HZ, which is the same on all architectures that Go knows.
+// ticksPerSecond is USER_HZ, which is the same on all architectures that Go supports.
 const ticksPerSecond = 100
 
 // kernelCounts are of all CPUs since boot.
@@ -80,7 +79,7 @@ func (c kernelCounts) since(before kernelCounts) []Sample {
 	return samples
 }
 
-// measureAll measures a round, with what it takes of the machine. A trial without samples has these costs only if it
+// measureAll measures a round with its costs on the whole machine. A trial without samples has these costs only if it
 // has a load for them.
 func (t Trial) measureAll(ctx context.Context) ([]Sample, error) {
 	root := os.DirFS("/")
@@ -115,7 +114,7 @@ func startJob() (*job, error) {
 func (j *job) compute(cpu int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// The thread has to live on: what it has started gets a signal when it ends (Pdeathsig).
+	// The thread must not exit: processes that it started would get a signal (Pdeathsig).
 	var set, all unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err == nil {
 		set.Set(cpu)
@@ -141,8 +140,8 @@ func (j *job) stop() (perSecond float64) {
 
 const jobAlone = time.Second
 
-// bystanders measures one further round of each trial with the job next to it. Nothing but the job's speed is kept: the
-// other figures are not those of the config alone.
+// bystanders measures one additional round of each trial next to the job. It records only the job's speed, since the
+// job affects the other results.
 func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error {
 	j, err := startJob()
 	if err != nil {

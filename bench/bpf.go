@@ -38,7 +38,7 @@ func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
 
 // HaveTCX returns why TCX cannot be used: it came with Linux 6.6.
 func HaveTCX() error {
-	const loopback = 1 // in every namespace; it is asked, not changed
+	const loopback = 1 // exists in every namespace; only queried
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err
 }

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// powerMetric is what the processors' packages use during a round, where Linux shows it.
+// powerMetric is the power of the processor packages during a round, if Linux provides it.
 const powerMetric = "power"
 
 // Energy is the energy used by the processor packages, from Linux's counters (RAPL, in /sys/class/powercap).
 type Energy map[string]energyCounter
 
-// energyCounter is in uJ, and begins again at 0 after most.
+// energyCounter is in uJ, and wraps to 0 after most.
 type energyCounter struct{ used, most float64 }
 
 // ReadEnergy reads the counters below a root directory. It returns false if there are none, as on most virtual

@@ -76,8 +76,8 @@ func (h Histogram) above(limit float64) float64 {
 	return float64(above) / float64(max(all, 1))
 }
 
-// writeTails prints how many values of all rounds together were how high: where one bad moment is a round's whole
-// percentile, the median of rounds says less.
+// writeTails prints the fractions of all values above thresholds. The median of rounds' percentiles says less about
+// tails, since a single outlier may determine a round's percentile.
 func (r *Report) writeTails(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	for i, h := range r.Histograms {
@@ -139,7 +139,7 @@ func (r *Report) addHistogram(p *plot.Plot, first Histogram) error {
 	return nil
 }
 
-// points leaves out what a logarithm has no place for.
+// points omits values that a logarithmic axis cannot show.
 func (h Histogram) points() (xy plotter.XYs) {
 	for _, b := range h.Bins {
 		if b.UpTo > 0 && b.Count > 0 {

@@ -68,7 +68,7 @@ func readMachine(root fs.FS) *Machine {
 	return m
 }
 
-// observe notes how busy the CPUs are for a while, before a run.
+// observe measures the CPU utilisation before a run.
 func (m *Machine) observe(root fs.FS, pass func()) {
 	begin := readCPUTimes(root)
 	pass()
@@ -79,7 +79,7 @@ func (m *Machine) observe(root fs.FS, pass func()) {
 	}
 }
 
-// end notes what the hypervisor took since readMachine or observe.
+// end records the steal time since readMachine or observe.
 func (m *Machine) end(root fs.FS) {
 	m.Steal = readCPUTimes(root).stolen(m.before)
 }

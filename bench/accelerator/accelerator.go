@@ -34,7 +34,7 @@ func init() {
 	})
 }
 
-// experiment is one run: what was asked for, the compiled programs, and the contenders that are up at one place.
+// experiment is the state of one run: its options, the compiled programs, and the running contenders at one place.
 type experiment struct {
 	variant
 	proxy, cpus string
@@ -68,7 +68,7 @@ func newVariant(v variant) *experiment {
 	return &experiment{variant: v, proxy: "haproxy", family: "4", up: map[string]*contender{}, bytes: map[string]uint64{}}
 }
 
-// The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
+// The contenders. Plain is measured twice, so that a report shows the difference between equal configs.
 var configs = []string{"plain", "plain-again", "kerb", "kerb-allow", "redirect-all", publishedKeys, "unix"}
 
 func (e *experiment) flags(cmd *cobra.Command) {
@@ -83,7 +83,7 @@ func (e *experiment) cpusFlag(cmd *cobra.Command) {
 		"not wakeups between CPUs; two: one CPU for each side")
 }
 
-// check refuses what the flags do not know.
+// check validates the values of flags.
 func (e *experiment) check() error {
 	if _, known := proxies[e.proxy]; !known {
 		return fmt.Errorf("--proxy %s: must be one of %s", e.proxy, strings.Join(proxyNames(), ", "))

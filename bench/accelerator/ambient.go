@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// tunnelIdle is how long ztunnel keeps a connection between the pods that carries nothing: no longer than from one
-// round to the next, so that no round has the connection of another workload.
+// tunnelIdle is how long ztunnel keeps an idle connection between the pods: less than the time between rounds, so that
+// no round uses the connection of another workload.
 const tunnelIdle = 10 * time.Millisecond
 
 // addZtunnel puts ztunnel between the pods, one program for both, as a node has it.

@@ -59,7 +59,7 @@ func (t *tools) divide(cpus string) error {
 	return nil
 }
 
-// fileOf is a file in memory, as what is measured is not a disk. It is made once, and opened by its path.
+// fileOf returns the path of a file in memory, so that the disk is not measured. It is created once.
 func (t *tools) fileOf(bytes int) (string, error) {
 	if t.file == nil {
 		fd, err := unix.MemfdCreate("kerb-bench", unix.MFD_CLOEXEC)

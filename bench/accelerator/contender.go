@@ -43,7 +43,8 @@ func (e *experiment) open(ctx context.Context, config string) (*contender, error
 	return c, c.CloseOn(c.build(ctx))
 }
 
-// build has the accelerator there before any program: it leaves alone what listened before it.
+// build deploys the accelerator before it starts any program, since the accelerator ignores sockets that already
+// listen.
 func (c *contender) build(ctx context.Context) (err error) {
 	prefix := c.labPrefix(c.where, c.config)
 	if c.place, err = c.openPlace(c.where, prefix, families[c.family]); err != nil {
@@ -172,7 +173,7 @@ func dial(to address) func() error {
 	}
 }
 
-// stop kills: the programs here have nothing to save.
+// stop kills the program, which has no state to save.
 func (p *process) stop() error {
 	_ = p.cmd.Process.Kill()
 	err := <-p.exit
@@ -182,7 +183,7 @@ func (p *process) stop() error {
 	return fmt.Errorf("%s exited: %w: %s", p.cmd.Args, err, &p.said)
 }
 
-// runClient is a client's run: what it wrote, and what the contender's programs had of the CPUs meanwhile.
+// runClient runs a client. It returns the client's output, and the CPU time that the contender's programs used.
 func (c *contender) runClient(ctx context.Context, args ...string) (out []byte, cpu time.Duration, err error) {
 	cmd, err := c.command(ctx, c.place.client.Namespace, clientSide, args...)
 	if err != nil {

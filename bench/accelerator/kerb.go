@@ -18,8 +18,8 @@ import (
 // kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
 type kerb struct{ *node.Node }
 
-// modes of the module, by config. With kerb-allow programs may take part of which the operator knows more than the
-// module.
+// modes of the module, by config. kerb-allow also includes programs that the operator allows although the module does
+// not know that they are safe.
 var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
 
 func (c *contender) startKerb() error {
@@ -43,10 +43,10 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 	return c.kerb.Apply(m)
 }
 
-// allowed are this benchmark's own clients and server; in kerb-allow and redirect-all also programs of which one may
-// know more than the module: redis-benchmark blocks in recv(2) for a moment, but gets no signals, HAProxy has
-// splice(2), but without `option splice-auto` does not call it, and ztunnel misses bytes of TCP behind redirected ones,
-// of which redirect-all has none.
+// allowed returns this benchmark's own clients and server; in kerb-allow and redirect-all also programs that are safe
+// here, although the module cannot know it: redis-benchmark blocks in recv(2) briefly, but receives no signals; HAProxy
+// can call splice(2), but does not without `option splice-auto`; ztunnel misses TCP bytes that follow redirected ones,
+// which do not occur with redirect-all.
 func (c *contender) allowed() []string {
 	var own []string
 	for _, name := range []string{"client", "server", "memtier", "mqtt"} {
@@ -91,7 +91,7 @@ func (c counts) since(before counts) counts {
 	return d
 }
 
-// judged waits until the module knows the programs: connections that begin before stay with TCP.
+// judged waits until the module has classified the programs: connections opened earlier stay on TCP.
 func (s *serving) judged(ctx context.Context) error {
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		before, err := s.kerb.counts()
@@ -109,7 +109,7 @@ func (s *serving) judged(ctx context.Context) error {
 	return nil
 }
 
-// tally gives a round, of the connections that began in it, those that were accelerated, and why others were not.
+// tally adds to the samples of a round how many of its connections were accelerated, and reports why others were not.
 func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
 	before, err := s.kerb.counts()
 	if err != nil {

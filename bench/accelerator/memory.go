@@ -17,9 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns,
-// and when they have been idle for so long that the accelerator releases what it can. And how long each takes to
-// open, and all tables.
+// hold measures the kernel memory of many open connections: just after use, and after they have been idle for so long
+// that the accelerator has released what it can. It also measures the time to open each, and the memory of all tables.
 func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	if err := s.accelerate(map[string]any{"idle": 10}); err != nil {
 		return nil, err
@@ -63,7 +62,7 @@ func (s *serving) rest(ctx context.Context) error {
 	}
 	before, err := s.kerb.counts()
 	for deadline := time.Now().Add(s.length.rest); err == nil && time.Now().Before(deadline); {
-		if !sdk.Pause(ctx, 500*time.Millisecond) { // of these, the kernel needs some to free what has gone
+		if !sdk.Pause(ctx, 500*time.Millisecond) { // the kernel frees memory of closed connections with a delay
 			return ctx.Err()
 		}
 		now, wrong := s.kerb.counts()
@@ -98,8 +97,8 @@ func (s *serving) holding(ctx context.Context, f func() error) (r result, err er
 	return r, errors.Join(err, json.Unmarshal(line, &r))
 }
 
-// kernelMemory is what the slabs take that sockets, the kernel's parts of sockets in maps and elements of maps lie in,
-// in bytes. Of other slabs others on the machine need much and give it back at any time, such as those of files.
+// kernelMemory returns the size of the slabs for sockets, the kernel's state of sockets in maps, and map elements, in
+// bytes. It excludes other slabs, such as those of files, whose size varies with other programs.
 func kernelMemory() (int64, error) {
 	time.Sleep(time.Second) // what was freed is given back after a grace period
 	text, err := os.ReadFile("/proc/slabinfo")

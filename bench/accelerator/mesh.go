@@ -29,16 +29,16 @@ func init() {
 	})
 }
 
-// Plain is measured twice here, too. With unix the programs of a sidecar's path talk by AF_UNIX, as the limit.
-// redirect-all is what ztunnel would gain: it may take part only where no message goes by TCP behind redirected ones.
+// Plain is measured twice here, too. With unix, the programs on a sidecar's path communicate by AF_UNIX, which is the
+// limit. redirect-all shows what ztunnel would gain: it is only possible if no message uses TCP after redirected ones.
 var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "redirect-all", "unix"}
 
 var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh,
 	map[string]string{"redirect-all": "ambient"}}
 
-// meshAllow are the programs of these workloads that the module does not include by itself, by the names of their
-// files: the operator who allows them says that they do without the calls that redirected sockets lack. The module
-// knows Envoy, but not in the directory where the package of PyPI has it.
+// meshAllow returns the programs of these workloads that the module excludes by default, by file name: by allowing
+// them, the operator states that they do not use the calls that redirected sockets lack. The module includes Envoy, but
+// not in the directory of the PyPI package.
 func meshAllow() []string {
 	all := []string{"memtier_benchmark", "mosquitto", "envoy"}
 	if python, err := pythonPath(); err == nil {
@@ -57,7 +57,7 @@ func meshLoads() (all []string) {
 	return all
 }
 
-// amounts are what one round of these workloads has.
+// amounts are the sizes of one round of these workloads.
 type amounts struct {
 	trips      int // of ping-echo
 	operations int // of each of memtier's connections
@@ -70,13 +70,13 @@ var (
 	meshWarmAmounts  = amounts{trips: 200, operations: 20, messages: 100}
 )
 
-// share is a share of them, of enough to make figures of.
+// share returns a fraction of the amounts, with minima that still yield percentiles.
 func (a amounts) share(scale float64) amounts {
 	of := func(n, least int) int { return max(least, int(scale*float64(n))) }
 	return amounts{of(a.trips, 100), of(a.operations, 20), of(a.messages, 100)}
 }
 
-// noteMesh says what the figures are of.
+// noteMesh adds notes about the setup.
 func (e *experiment) noteMesh() {
 	e.run.Note("not a cluster: two namespaces and a third that routes between them and translates the service's "+
 		"address (with nftables rules as kube-proxy writes them; cilium-like: BPF; ambient: ztunnel itself); %s; "+
@@ -88,7 +88,7 @@ func (e *experiment) noteMesh() {
 		"proxies, and with kerb the agent and its maps; the kernel's socket memory is not included", memoryPeriod)
 }
 
-// memoryPeriod is between two readings of the memory of all programs, which stops each for some microseconds.
+// memoryPeriod is the period at which the memory of all programs is read, which stops each for some microseconds.
 const memoryPeriod = 200 * time.Millisecond
 
 func redisClient() string {

@@ -31,7 +31,7 @@ var meshWorkloads = []workload{
 	{"mqtt-qos1", firstPort + 4, false, mqttBroker, whole(mqtt(1))},
 }
 
-// whole adds what the workload takes of CPUs and memory with all programs of the lab, and the segments that TCP sends.
+// whole adds the CPU time and memory of all programs of the lab, and the number of sent TCP segments.
 func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
 	*serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
@@ -56,7 +56,7 @@ func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func
 	}
 }
 
-// segments are those that both pods have sent so far, with acknowledgements.
+// segments returns the number of TCP segments that both pods have sent, including acknowledgements.
 func (c *contender) segments() (sum uint64, err error) {
 	for _, h := range []*netlab.Host{c.place.client, c.place.server} {
 		wrong := h.Do(func() error {
@@ -150,7 +150,7 @@ func (s *serving) asks(ctx context.Context, args ...string) ([]bench.Sample, err
 	return r.figures(), nil
 }
 
-// pythonPath is the interpreter's own file: a script that stands for it on PATH would be measured, too.
+// pythonPath returns the path of the interpreter itself, so that a wrapper script on PATH is not measured.
 var pythonPath = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("python3", "-c", "import os, sys; print(os.path.realpath(sys.executable))").Output()
 	if errors.Is(err, exec.ErrNotFound) {
@@ -237,8 +237,7 @@ func parseMemtier(text []byte) (r result, err error) {
 	return r, nil
 }
 
-// mqttBroker is mosquitto, which keeps nothing on disk, and waits with no message for an acknowledgement of the one
-// before (Nagle).
+// mqttBroker returns the command of mosquitto, without persistence and with TCP_NODELAY.
 func mqttBroker(s *serving) ([]string, error) {
 	config := filepath.Join(s.dir, s.w.name+".conf")
 	at := s.listen().words()

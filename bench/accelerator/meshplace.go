@@ -110,7 +110,7 @@ const (
 	proxyMark    = 1337
 )
 
-// intercept redirects what programs of the host send and receive to its proxy, but for what the proxy sends itself.
+// intercept redirects connections from and to programs of the host to its proxy, except the proxy's own.
 func (p *place) intercept(h *netlab.Host) error {
 	return p.feed(h.Namespace, fmt.Sprintf(`table ip mesh {
 	chain leaving {

@@ -52,7 +52,7 @@ func (p *place) addEnvoys() error {
 	return nil
 }
 
-// identity is the part of Envoy's configuration by which either sidecar knows the other.
+// identity is the part of Envoy's configuration with which the sidecars authenticate each other.
 type identity object
 
 func newIdentity() (identity, error) {

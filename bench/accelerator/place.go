@@ -18,11 +18,10 @@ import (
 // Places, in the order in which they are measured.
 var places = []string{"loopback", "veth", "proxy", "sidecar"}
 
-// unixPlaces are those where AF_UNIX is measured. Between veths, or past the node's stack, it would be what it is on
-// loopback.
+// unixPlaces are the places where AF_UNIX is measured. Elsewhere the result would be the same as on loopback.
 var unixPlaces = []string{"loopback", "proxy", "sidecar"}
 
-// place is where client and server are, and what lies between.
+// place is the location of client and server, and the path between them.
 type place struct {
 	family
 	lab            *netlab.Lab
@@ -144,7 +143,7 @@ func at(addr netip.Addr, further int) func(int) address {
 	return func(port int) address { return address(netip.AddrPortFrom(addr, uint16(port+further)).String()) }
 }
 
-// socketIn is the path of the socket that stands for a port, so many hops after the client.
+// socketIn returns the path of the socket that replaces a port, by the number of hops from the client.
 func socketIn(dir string, hop int) func(int) address {
 	return func(port int) address { return address(filepath.Join(dir, fmt.Sprintf("%d-%d.sock", hop, port))) }
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// redisServer keeps nothing on disk.
+// redisServer returns the command of Redis, without persistence.
 func redisServer(s *serving) ([]string, error) {
 	args := []string{"redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no", "--loglevel", "warning",
 		"--dir", s.dir}

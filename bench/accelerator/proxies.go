@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// proxyProgram is one that passes bytes on, with one thread.
+// proxyProgram is a TCP proxy with one thread.
 type proxyProgram struct {
 	config string // its file's name
 	write  func(dir string, h hop, ports []int) string
@@ -40,7 +40,7 @@ func haproxy(_ string, h hop, ports []int) string {
 	return b.String()
 }
 
-// nginxMain is what every nginx here begins with: one process, which is the one that was started.
+// nginxMain returns the common start of nginx configurations: a single process in the foreground.
 func nginxMain(dir string) string {
 	return fmt.Sprintf("daemon off;\nmaster_process off;\npid %s;\nerror_log stderr;\nevents { "+
 		"worker_connections 4000; }\n",

@@ -27,7 +27,7 @@ type workload struct {
 // sizes of messages of the sweep, in bytes.
 var sizes = []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 
-// workloads are in order, each on a port of its own: what is learned of one server says nothing about the next.
+// workloads are in order, each on a separate port, so that adaptation to one server does not affect the next.
 var workloads = allWorkloads()
 
 func allWorkloads() []workload {
@@ -132,7 +132,7 @@ type serving struct {
 	rate    float64 // of the round before, 1/s
 }
 
-// serve starts the server and has the client use it for a moment, so that what is learned of a program is learned.
+// serve starts the server and lets the client use it briefly, so that the accelerator has adapted to the programs.
 func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 	s := &serving{contender: c, w: w, length: c.lengths}
 	args, err := w.server(s)
@@ -165,8 +165,7 @@ func (s *serving) warm(ctx context.Context) error {
 	return err
 }
 
-// settleTime is what every round begins with: the agent has just been asked what it counted, and is to be at rest, as
-// it is in life.
+// settleTime is the pause before each round, after which the agent, whose counters have just been read, is idle again.
 const settleTime = 20 * time.Millisecond
 
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
@@ -233,8 +232,8 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	}
 }
 
-// rare is requests and answers on connections that are idle each time for longer than the accelerator keeps them in its
-// map, which for this is a second.
+// rare returns a workload of requests and replies on connections that are idle for longer than the accelerator keeps
+// them in its map, which is a second here.
 func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		if err := s.accelerate(map[string]any{"idle": 1}); err != nil {
@@ -250,7 +249,8 @@ func (r result) jitter() bench.Sample {
 	return bench.P50("jitter", "us", r.Stddev)
 }
 
-// rateAndCost have CPU time for all operations, of which some may not have counted for the rate.
+// rateAndCost returns rate and CPU time. The CPU time is divided by all operations, including those that do not count
+// for the rate.
 func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
 	return []bench.Sample{
 		bench.P50("rate", "1/s", r.rate()),
@@ -274,7 +274,7 @@ func stream(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	}
 }
 
-// streamed is how many bytes a round has: what the first contender moves in the time, found by doubling.
+// streamed returns the number of bytes per round: what the first contender transfers in the time, found by doubling.
 func (s *serving) streamed(ctx context.Context, size int) (uint64, error) {
 	load := s.where + "/" + s.w.name
 	for bytes := uint64(1 << 20); s.bytes[load] == 0; bytes *= 2 {

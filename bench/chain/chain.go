@@ -105,8 +105,8 @@ func (s *stage) trials(r *bench.Run, configs []config, kind string, n int) []ben
 	return trials
 }
 
-// settle is how long the kernel may take to free what the trial before has loaded. With 16 filters of clsact that kept
-// a CPU for 15 ms, which the next trial waited for.
+// settle is a pause in which the kernel frees the programs of the previous trial. With 16 clsact filters, this occupied
+// a CPU for 15 ms, which would delay the next trial.
 const settle = 50 * time.Millisecond
 
 // measure loads a chain, puts it in place, sends packets through it, replaces
@@ -166,8 +166,8 @@ func timedCopy(config string, ch Chain) ([]bench.Sample, error) {
 	return []bench.Sample{bench.P50("timed_copy", "ms", time.Since(start).Seconds()*1e3)}, nil
 }
 
-// check compares the modules' counters with what was sent. There may be more:
-// the library repeats an interrupted test run.
+// check compares the modules' counters with the number of sent packets. They may exceed it, since the library repeats
+// interrupted test runs.
 func check(ch Chain, n int, sent uint64) error {
 	counts, err := ch.Packets()
 	if err != nil {

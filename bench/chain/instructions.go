@@ -17,8 +17,8 @@ type interpretable interface {
 	Code() (asm.Instructions, error)
 }
 
-// instructions counts what the verifier walked and what a packet executes. The
-// kernel may not report the former (before Linux 5.16).
+// instructions returns the numbers of verified and executed instructions. Kernels before Linux 5.16 do not report the
+// former.
 func (s *stage) instructions(ch Chain) (samples []bench.Sample, err error) {
 	c, is := ch.(interpretable)
 	if !is {

@@ -20,7 +20,7 @@ import (
 	builtin "github.com/kerb-edge/kerb/modules"
 )
 
-// packages are those of kerbmods that count UDP packets.
+// packages are the packages of kerbmods that count UDP packets.
 var packages = map[family]string{ipv4: "pass", ipv6: "pass6"}
 
 type load func(chain.Side, chain.Direction, ...dataplane.Module) (*dataplane.Loaded, error)
@@ -30,7 +30,8 @@ func withKerb(load load, of family) func(hook string, n int) (Chain, error) {
 	return func(hook string, n int) (Chain, error) { return loadKerb(load, packages[of], hook, n) }
 }
 
-// withFlows is withKerb with the built-in module flows behind the others: all packets are of a flow that it holds.
+// withFlows is withKerb with the built-in module flows after the others: all packets belong to a flow that it has
+// recorded.
 func withFlows(of family) func(hook string, n int) (Chain, error) {
 	return func(hook string, n int) (Chain, error) {
 		m, err := flowsModule()

@@ -90,9 +90,8 @@ func (s *stage) buildHosts() error {
 	return errors.Join(s.tcxBase.Do(s.prepareTCXBase), s.clsactBase.Do(s.prepareClsactBase))
 }
 
-// prepareTCXBase also attaches the passing XDP program. Test runs of one that
-// is attached nowhere begin and end with a patch of the kernel's XDP
-// dispatcher, which takes longer than the run.
+// prepareTCXBase also attaches the passing XDP program. For a program that is not attached, each test run patches the
+// kernel's XDP dispatcher twice, which takes longer than the run.
 func (s *stage) prepareTCXBase() error {
 	pass, err := bench.AttachXDP(s.tcxBase.Namespace, s.tcxBase.Interface(), s.passXDP)
 	if err != nil {
@@ -170,8 +169,8 @@ func (s *stage) placeRow(r row) (placed, error) {
 	return p, nil
 }
 
-// placeLinked attaches the one program of a chain, and behind it on TC the one that drops: what gets there has passed
-// all modules. Replacing goes by the same link, as the agent does it.
+// placeLinked attaches the program of a chain, followed on TC by the dropping program: packets that reach it have
+// passed all modules. Like the agent, it replaces programs by updating the link.
 func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 	var links []link.Link
 	err := s.chain.Do(func() (err error) {

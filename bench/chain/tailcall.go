@@ -9,7 +9,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// tailcall is n programs, each of which jumps to the next one's slot.
+// tailcall is a chain of n programs, each of which tail-calls the next.
 type tailcall struct {
 	modules
 	objs  *objects

@@ -57,7 +57,7 @@ func (b *border) kind() string { return strings.TrimSuffix(b.config, "-generic")
 
 func (b *border) generic() bool { return b.kind() != b.config }
 
-// openBorder starts a router whose classifier has windows of a length, and an agent that knows the model.
+// openBorder starts a router with an agent that has the model. window is the window length of its classifier.
 func openBorder(config, window, when string, d *model.Document) (*border, error) {
 	b := &border{config: config, datagram: datagram}
 	err := b.join("kbcl" + letters[config])
@@ -133,7 +133,7 @@ func (b *border) checkHook() error {
 
 const modelName = "bench"
 
-// settings have nothing done to sources: every frame has to come through.
+// settings returns a config without actions on sources: every frame must pass.
 func (b *border) settings(window, when string) map[string]any {
 	evaluate := map[string]any{"when": when}
 	c := map[string]any{"window": window, "rpl": map[string]any{"frames": "zep"}, "action": map[string]any{"do": "event"},

@@ -37,8 +37,8 @@ func (e *experiment) change(ctx context.Context, load, name string) error {
 	return errors.Join(err, b.Close())
 }
 
-// changes sends frames from a thread of their own while models are replaced: a frame that is lost, or that meets no
-// model, shows in the account.
+// changes sends frames from a separate thread while models are replaced. The counters show frames that are lost, or are
+// not evaluated.
 func (e *experiment) changes(ctx context.Context, b *border, load string) ([]bench.Sample, error) {
 	wanted := changes
 	if e.run.Quick {

@@ -186,7 +186,8 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 	return nil
 }
 
-// compare holds rates of a round against the same chain without a model: rounds differ by more than configs.
+// compare records the ratio of rates to those of the same chain without a model in the same round, since rounds differ
+// more than configs.
 func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	reference := slices.IndexFunc(borders, func(b *border) bool { return b.config == "none" })
 	if reference < 0 {
@@ -200,8 +201,8 @@ func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	}
 }
 
-// takeTurns begins each time with another config, and once before it counts, which may take longer than a round on a
-// busy machine: each config has a turn that counts.
+// takeTurns measures the configs in turns, each time starting with another one. The first turns are not counted; on a
+// busy machine they may take longer than a round, and each config still gets a turn that counts.
 func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) error {
 	n, warm := len(borders), make([]flow, len(borders))
 	start := time.Now()
@@ -223,8 +224,8 @@ func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) 
 	return nil
 }
 
-// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others another task had the
-// CPU.
+// rate returns the upper quartile of the turns without loss, or 0 if there was none: in the other turns another task
+// used the CPU.
 func (f *flow) rate() float64 {
 	if len(f.rates) == 0 {
 		return 0
@@ -242,7 +243,7 @@ func (f *flow) samples(control float64) []bench.Sample {
 	}
 }
 
-// account voids the run if a frame was lost, or the classifier did not do what the config says.
+// account invalidates the run if a frame was lost, or the classifier's counters do not match the config.
 func (e *experiment) account(b *border, f *flow, load string) error {
 	if f.lost > 0 {
 		e.run.Invalidate("%s, %s: %d of %d frames were lost", load, b.config, f.lost, f.sent)
@@ -273,7 +274,7 @@ func (e *experiment) tooShort(load string) bool {
 	return e.run.Quick && (load == "rpl/5s" || load == "rpl/10s")
 }
 
-// perPacket has the model asked for each packet, over windows of 1 s.
+// perPacket makes the classifier evaluate the model for each packet, with windows of 1 s.
 func (e *experiment) perPacket(ctx context.Context, load, name string) error {
 	d, err := liveModel(name)
 	if err != nil {

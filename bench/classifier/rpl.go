@@ -46,7 +46,7 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 	return e.live(ctx, "rpl/"+window, window, "window", d)
 }
 
-// judge measures a model in one arithmetic: on all rows what it says, then how long it takes for a window.
+// judge measures a model in one arithmetic: its decisions on all rows, and the time for a window.
 func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64,
 	labels []int) error {
 	rightly := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) {

@@ -23,8 +23,8 @@ var sizeConfigs = []string{"plain", "bare", "bare-generic"}
 // publishedSizeRound is how long frames of a size are sent to each config in a round.
 const publishedSizeRound = 10 * time.Second
 
-// sizes measures how many frames of a size, from their Ethernet header on, come through without loss where no model
-// judges them. They hold no message: those of the border are of one size.
+// sizes measures the loss-free rate of frames of one size, including the Ethernet header, without a model. The frames
+// contain no message, since messages have a fixed size.
 func (e *experiment) sizes(ctx context.Context, load, bytes string) error {
 	frame, err := strconv.Atoi(bytes)
 	if err != nil {

@@ -129,7 +129,7 @@ func (b *border) steadily(ctx context.Context, rate float64, length time.Duratio
 	return shares, nil
 }
 
-// softirqTime is what a CPU has spent in softirqs since boot.
+// softirqTime returns the time that a CPU has spent in softirqs since boot.
 func softirqTime(cpu int) (time.Duration, error) {
 	const userHz, column = 100, 7 // proc(5)
 	text, err := os.ReadFile("/proc/stat")

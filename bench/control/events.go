@@ -59,7 +59,8 @@ func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 	return nil
 }
 
-// sweep returns the best rate that try had without loss. try gets a rate to offer and returns the one that was read.
+// sweep returns the highest rate at which try had no loss. try takes the offered rate and returns the rate that was
+// read.
 func sweep(bisections int, try func(rate float64) (read float64, lost bool, err error)) (best float64, err error) {
 	good, bad := 0.0, 0.0
 	step := func(rate float64) error {
@@ -169,7 +170,7 @@ func (o *offer) readCount() (uint64, error) {
 	return answer.Read, err
 }
 
-// drain waits until the control plane has read what was sent since before, or for a while.
+// drain waits, with a timeout, until the control plane has read the events sent since before.
 func (o *offer) drain(before counts) (counts, error) {
 	c, err := o.count()
 	for deadline := time.Now().Add(drainLimit); err == nil && c.read-before.read < c.sent-before.sent &&

@@ -92,7 +92,7 @@ func constantsLoad(dir string) (load, error) {
 	return load{modules: []v1.Module{change(0)}, change: change}, err
 }
 
-// missing says what a load lacks on this machine or in this build.
+// missing returns what a load needs and this machine or build lacks.
 func missing(load string) error {
 	if load != "python" {
 		return nil
@@ -103,7 +103,7 @@ func missing(load string) error {
 	return havePython("/usr/local/bin", "/usr/bin", "/bin")
 }
 
-// havePython looks where the agent does for control planes, whatever the PATH here.
+// havePython searches the directories in which the agent searches for control planes, regardless of PATH.
 func havePython(dirs ...string) error {
 	for _, dir := range dirs {
 		if _, err := exec.LookPath(filepath.Join(dir, "python3")); err == nil {

@@ -24,7 +24,7 @@ const (
 	settle       = 5 * time.Second // after a change, until what only it needed is given back (package lean)
 )
 
-// measure is one round of one load, with an agent of its own: its control planes start cold.
+// measure measures one round of one load, with a new agent, so that its control planes start cold.
 func (g *ground) measure(ctx context.Context, r *bench.Run, name string) (_ []bench.Sample, err error) {
 	n, err := node.StartBinary(g.lab.Node(), g.binary)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *subject) add(metric, unit string, value float64) {
 	s.samples = append(s.samples, bench.P50(metric, unit, value))
 }
 
-// start applies the modules and waits until each control plane says that it has taken over.
+// start applies the modules and waits until each control plane reports that it has taken over.
 func (s *subject) start(ctx context.Context, _ *bench.Run) error {
 	var resources []any
 	for _, m := range s.load.modules {
@@ -117,7 +117,7 @@ func isTrue(m v1.Module, condition string) bool {
 	return false
 }
 
-// configure changes the config again and again. The answer comes when packets meet the new one.
+// configure changes the config repeatedly. The agent responds when the new config is in effect.
 func (s *subject) configure(_ context.Context, r *bench.Run) error {
 	if s.load.change == nil {
 		return nil

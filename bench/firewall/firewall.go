@@ -156,8 +156,8 @@ func timesOf(quick bool) times {
 	return times{time.Second, 500 * time.Millisecond, 15}
 }
 
-// measure is one round of a config. What TCP cannot show, since its own work is a hundred times that of a rule, is
-// measured by frames and by test runs; TCP is left out where the packets of the load are not its.
+// measure measures one round of a config. TCP's own work is a hundred times that of a rule, so that the cost of rules
+// is measured with frames and test runs. TCP is skipped for loads with other packets.
 func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 	t := timesOf(r.Quick)
 	if g.filters() {
@@ -198,7 +198,7 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 	return samples, nil
 }
 
-// measureTCP shows what remains of a firewall's cost at full speed, and for one that waits for each answer.
+// measureTCP measures the effect of a firewall on throughput and on round trips.
 func measureTCP(g *ground, t times) ([]bench.Sample, error) {
 	gigabits, err := g.throughput(t.throughput)
 	if err != nil {

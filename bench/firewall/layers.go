@@ -4,8 +4,9 @@ package firewall
 
 import "github.com/kerb-edge/kerb/internal/lab/classbench"
 
-// layers groups rules so that those of a layer do not overlap, and rules that overlap are in layers in their order: the
-// first layer with a match has the first rule that matches. It is how ordered rules become sets, one lookup each.
+// layers groups rules into layers without overlaps. Overlapping rules are in different layers in their order, so that
+// the first layer with a match contains the first matching rule. Ordered rules can thus be written as sets, with one
+// lookup per layer.
 func layers(rules []Rule) [][]Rule {
 	var out [][]Rule
 	layer := make([]int, len(rules))

@@ -44,7 +44,7 @@ func setRules(n int, client netip.Addr) []Rule {
 	return rules
 }
 
-// isSet reports whether the rules have nothing but a source that may send.
+// isSet reports whether all rules only allow a source address.
 func isSet(rules []Rule) bool {
 	for _, r := range rules {
 		src := r.Src
@@ -127,8 +127,8 @@ func (k kerbSet) command(a netip.Addr, add bool) error {
 // elementChanges are how many elements a round deletes and adds again.
 const elementChanges = 10
 
-// measureElements measures a change of one element, of sets alone. nft is a new process each time; command_time is that
-// of kerb set add.
+// measureElements measures a change of one element, for sets only. nft is started for each change; command_time is the
+// time of kerb set add.
 func measureElements(g *ground) (samples []bench.Sample, err error) {
 	set, ok := g.wall.(withSet)
 	if !ok || !isSet(g.rules) {

@@ -27,7 +27,7 @@ const (
 	testRuns      = 7
 )
 
-// testRun passes an allowed packet through the program alone, in ns.
+// testRun returns the time of the program alone for an allowed packet, in ns.
 func (g *ground) testRun(wall Runnable) (float64, error) {
 	p, err := wall.Program()
 	if err != nil {

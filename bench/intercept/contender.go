@@ -43,8 +43,8 @@ var (
 	sleeping = append(spinning, "ready") // and so waits for its CPU
 )
 
-// Ours first, and of that what a program has that asks for nothing. Whatever waits and is scheduled in some way has a
-// socket that does the same to be compared with.
+// Kerb's configs come first, starting with the library's defaults. For each combination of waiting and scheduling,
+// there is a socket with the same to compare with.
 var configs = slices.Concat(
 	[]config{{"ringbuf", "kerb", "kerb", "adaptive", "eager", false}},
 	classes("ringbuf-sleep", "kerb", "kerb", "sleep", sleeping),
@@ -89,10 +89,10 @@ func withSocket(all []config) []config {
 var essential = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ringbuf-spin-fifo",
 	"socket", "socket-eager", "socket-fifo", "socket-ready", "socket-adaptive-*", "socket-spin-fifo", "clock-fifo"}
 
-// enduring are those of the long loads.
+// enduring are the configs of the long loads.
 var enduring = []string{"ringbuf", "socket"}
 
-// called reports whether a pattern stands for the config.
+// called reports whether a pattern matches the config.
 func (c config) called(pattern string) bool {
 	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
 	return ok
@@ -105,7 +105,7 @@ func names() (all []string) {
 	return all
 }
 
-// byLibrary reports whether the receiver has Kerb's library, which counts what it loses.
+// byLibrary reports whether the receiver uses Kerb's library, which counts lost packets.
 func (c config) byLibrary() bool { return c.program == "kerb" || c.program == "kmod" }
 
 // executable is the receiver's of src.

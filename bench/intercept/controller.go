@@ -49,7 +49,7 @@ type controller struct {
 	noDPDK error     // why boxes with DPDK cannot be measured
 }
 
-// box is a way in which the controller receives and answers.
+// box is a method by which the controller receives and replies.
 type box struct {
 	name, hook, program, way string
 	threads                  int
@@ -361,7 +361,7 @@ func closeAll(files []*os.File) {
 // floodRate is of packets to a port without a program, on the interface of the messages.
 const floodPort, floodRate = 9, 100_000
 
-// send3 has the clients send all kinds, or CTRL alone.
+// send3 makes the clients send all kinds of messages, or only CTRL.
 func (c *controller) send3(ctx context.Context, b box, p *place, name string, client *ends) error {
 	ms, cpu := strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender)
 	to, n := p.lab.Gateway4().String(), strconv.Itoa(len(kinds))

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// dpdkSource is compiled where pkg-config knows the library, apart from the other sources, which need none.
+// dpdkSource is compiled separately, if pkg-config finds DPDK. The other sources need no library.
 const dpdkSource = "src/dpdk.c"
 
 // dpdkParts are the parts of DPDK that the program takes, as archives: what any program has, by version, and the
@@ -27,8 +27,8 @@ var dpdkParts = []string{"eal", "kvargs", "telemetry", "log", "argparse", "ethde
 // dpdkNeeds are the shared libraries that these parts need.
 var dpdkNeeds = []string{"-lbpf", "-lxdp", "-lelf", "-lz", "-lnuma", "-lbsd", "-ldl"}
 
-// compileDPDK makes the program in the directory of the others. Where DPDK is not installed, or cannot be linked, the
-// error is one of LeftOut.
+// compileDPDK compiles the program in the directory of the others. If DPDK is not installed, or cannot be linked, it
+// returns an error for LeftOut.
 func (t *tools) compileDPDK(ctx context.Context) error {
 	if os.Getenv(bench.ProgramCacheEnv) != "" {
 		return fmt.Errorf("%w: the precompiled programs of %s do not include DPDK", bench.ErrLeftOut, bench.ProgramCacheEnv)
@@ -47,7 +47,7 @@ func (t *tools) compileDPDK(ctx context.Context) error {
 	return nil
 }
 
-// dpdkFlags picks what the program needs from what pkg-config has for all of DPDK.
+// dpdkFlags selects the flags that the program needs from those of pkg-config for all of DPDK.
 func dpdkFlags(all []string) (flags []string) {
 	var archives, needs []string
 	for i, f := range all {
@@ -79,8 +79,8 @@ func (c *controller) possible(b box) error {
 	return nil
 }
 
-// dpdkOptions are those of a driver. That of AF_XDP has a program of ours, which leaves other packets to Linux, and
-// does not enter the kernel to receive.
+// dpdkOptions returns the options of a driver. The AF_XDP driver uses a custom XDP program, which passes other packets
+// to Linux, and receives without system calls.
 func dpdkOptions(driver, nic, dir string) string {
 	if driver == "net_af_xdp" {
 		return fmt.Sprintf("iface=%s,busy_budget=0,xdp_prog=%s", nic, filepath.Join(dir, "dpdk.bpf.o"))

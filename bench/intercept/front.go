@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// xdpHasFrags is BPF_F_XDP_HAS_FRAGS (Linux 5.18). A program and those that it calls all have it, or none has.
+// xdpHasFrags is BPF_F_XDP_HAS_FRAGS (Linux 5.18). Either a program and all programs that it calls have it, or none.
 const xdpHasFrags = 1 << 5
 
 // loadFront loads the program front, and one of stamp.bpf.c that it calls, if one is named, with a map of that.
@@ -71,9 +71,9 @@ func (p *place) attach(program, inherited string) error {
 	return err
 }
 
-// putInFront puts front in place of the chain that the agent has attached, and has front call the chain. The agent
-// takes it away when it reconciles, as it does some seconds after its start; so it is called before each round, and
-// does nothing if front is there.
+// putInFront replaces the chain that the agent has attached by front, which calls the chain. The agent reverts this
+// when it reconciles, for example some seconds after its start. putInFront is therefore called before each round, and
+// does nothing if front is attached.
 func (p *place) putInFront() error {
 	if p.node == nil {
 		return nil
@@ -111,7 +111,7 @@ func (p *place) putInFront() error {
 	return nil
 }
 
-// attachedProgram is what the node's interface runs at the driver's hook.
+// attachedProgram returns the native XDP program of the node's interface.
 func (p *place) attachedProgram() (id ebpf.ProgramID, err error) {
 	err = p.lab.Node().Do(func() error {
 		device, err := netlink.LinkByName(p.nic)

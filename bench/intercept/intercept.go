@@ -87,7 +87,7 @@ func (l load) length(asked time.Duration, quick bool, scale float64) time.Durati
 // publishedPackets are how many there were at a rate.
 var publishedPackets = map[int]int{50_000: 524_288, 6_000: 65_536, 3_000: 32_768}
 
-// experiment is one run: what was asked for, the compiled programs and the places that are up.
+// experiment is the state of one run: its options, the compiled programs and the open places.
 type experiment struct {
 	length time.Duration // of a round, if not 0
 	run    *bench.Run
@@ -144,7 +144,7 @@ func (e *experiment) chosen(l load) []config {
 	})
 }
 
-// runLoad opens all places before the stress begins: agents that start under it would take minutes.
+// runLoad opens all places before it starts the stress, under which the start of agents would take minutes.
 func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 	var trials []bench.Trial
 	for _, c := range e.chosen(l) {

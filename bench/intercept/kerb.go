@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/kmod"
 )
 
-// ringSize is more than what comes in while a receiver is kept from its CPU, as the sockets' buffers are.
+// ringSize exceeds the data that arrives while a receiver does not get the CPU, like the sockets' buffers.
 const ringSize = 32 << 20
 
 // class is the one that the receivers open.

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// sentBy is what the sender prints.
+// sentBy is the output of the sender.
 type sentBy struct {
 	Sent    uint64
 	Seconds float64
@@ -26,8 +26,8 @@ type sentBy struct {
 	agent *float64 // CPUs that agent and control planes used meanwhile; nil where none run
 }
 
-// receivedBy is what a receiver prints: times in us, Memory in MiB, and its context switches, voluntary (Waits) and
-// involuntary (Preempted).
+// receivedBy is the output of a receiver: times in us, Memory in MiB, and voluntary (Waits) and involuntary (Preempted)
+// context switches.
 type receivedBy struct {
 	bench.Times
 
@@ -42,7 +42,7 @@ type receivedBy struct {
 // attempts are made of a round in which the agent takes away what takes T1, which it does once after its start.
 const attempts = 3
 
-// measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
+// measure measures one round of a config. Configs that receive the same packets are recorded under their own names.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
 	running, err := e.together(c)
 	if err != nil {
@@ -65,7 +65,7 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 	return e.samples(c, l, sent, received[0]), nil
 }
 
-// together are a config and those that receive the same packets, as far as they are possible here.
+// together returns a config and those that receive the same packets, if they are available on this machine.
 func (e *experiment) together(c config) ([]config, error) {
 	running := []config{c}
 	for _, other := range alongside {
@@ -114,7 +114,7 @@ func (e *experiment) deliver(ctx context.Context, to []config, p *place,
 	return sent, received, nil
 }
 
-// samples are what a receiver has found.
+// samples returns the results of a receiver.
 func (e *experiment) samples(c config, l load, sent sentBy, received receivedBy) []bench.Sample {
 	cost := []bench.Sample{bench.P50("cpu", "cores", received.CPU)}
 	if c.program == "kerb" && sent.agent != nil {
@@ -190,7 +190,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 	return r, nil
 }
 
-// result is there when the program has had the last message.
+// result waits until the program has received the last message.
 func (r *receiver) result() (received receivedBy, err error) {
 	<-r.ended
 	if r.err != nil {

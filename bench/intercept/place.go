@@ -76,8 +76,8 @@ func (p *place) inherited(c config) ([]*os.File, error) {
 	return p.attachKmod(kmod.Copy)
 }
 
-// unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have
-// to wait for a sender that goes before all others.
+// unsent returns the number of packets dropped because the queue of the sender's interface was full: before Linux 6.5,
+// the softirq that empties it may have to wait for the sender, which has real-time priority.
 func (p *place) unsent() (n uint64, err error) {
 	err = p.sender.Do(func() error {
 		device, err := netlink.LinkByName(p.sender.Interface())

@@ -34,7 +34,7 @@ var stressors = map[string][]string{
 // settling is what stress needs to be at full strength.
 const settling = 500 * time.Millisecond
 
-// startStress starts what a load asks for; of an idle machine there is nothing to start.
+// startStress starts the stress of a load, or nothing for an idle machine.
 func startStress(kind string) (*stress, error) {
 	words, ok := stressors[kind]
 	if !ok {

@@ -62,8 +62,8 @@ func (n *place) sandboxes(count int) (all []sandbox, err error) {
 	return all, nil
 }
 
-// burst starts pods at once, and returns how long each ADD took, in milliseconds, and how many services DELs have left
-// to garbage collection: they wait for the agent up to 3 s. All are gone afterwards.
+// burst starts pods at the same time. It returns the duration of each ADD, in milliseconds, and the number of services
+// that DEL, which waits up to 3 s for the agent, left to garbage collection. Afterwards, all are deleted.
 func (n *place) burst(ctx context.Context, pods int, config string) (times []float64, left int, err error) {
 	list, err := n.conflist(config)
 	if err != nil {

@@ -56,7 +56,7 @@ func runNodes(dir, number string) error {
 	})
 }
 
-// contender is one that gets every change of a module many times over.
+// contender is a config in which every change of a module is delivered to many nodes.
 type contender interface {
 	io.Closer
 	server() *cluster
@@ -133,7 +133,8 @@ func seconds(all []time.Duration) (out []float64) {
 	return out
 }
 
-// steady measures what is asked and used while nothing changes, of all configs at once: each has an API server.
+// steady measures requests and resource use while nothing changes, for all configs at the same time: each has its own
+// API server.
 func steady(ctx context.Context, r *bench.Run, load string, configs map[string]contender) error {
 	length := 12 * time.Second
 	if r.Quick {

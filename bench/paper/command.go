@@ -21,7 +21,7 @@ func init() { bench.RegisterCommand(command) }
 // divides is the experiment that divides the CPUs among client and servers.
 const divides = "responder"
 
-// flags are what was typed.
+// flags has the values of the flags.
 type flags struct {
 	short, quick, bystander                bool
 	tables                                 []string
@@ -92,7 +92,8 @@ func (f flags) mode() Mode {
 	return Published
 }
 
-// execute prints and draws first, and fails afterwards if a table is not sound: what was measured in hours is kept.
+// execute prints and plots the results before it returns an error about invalid tables, so that the results of hours
+// are not lost.
 func (f flags) execute(cmd *cobra.Command, w *Work) error {
 	r, err := f.obtain(cmd, w)
 	if err != nil {

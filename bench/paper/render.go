@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// write prints a report as Markdown, which is for terminals, too, and the text of docs/reproduction.md. Figures are
-// linked to in a directory, if there is one.
+// write prints a report as Markdown, for terminals and for docs/reproduction.md. It links to plots in a directory, if
+// figures is not empty.
 func (r *Report) write(out io.Writer, w *Work, figures string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s, with %s.\n", w.Title, r.Mode.text())
@@ -63,7 +63,8 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	}
 }
 
-// costRows are what the configs take of the machine under the last load, where the work does not have it in a row.
+// costRows returns rows with the resource use of the configs under the last load, for metrics without a row of the
+// work.
 func (t *Table) costRows(p *Part) (rows []Row) {
 	loads := t.Loads[p.Mode]
 	if len(loads) == 0 {
@@ -77,7 +78,7 @@ func (t *Table) costRows(p *Part) (rows []Row) {
 	return rows
 }
 
-// extent says how much was measured, as it is, next to the counts that stand for the published ones.
+// extent describes the number of measured repetitions, and the published one if it differs.
 func (t *Table) extent(p *Part) string {
 	rounds := 0
 	for _, c := range p.Report.Cells {
@@ -96,7 +97,7 @@ func (t *Table) extent(p *Part) string {
 	return ours + "; without --short or --quick: " + all
 }
 
-// writeNotes prints those of all parts, each once.
+// writeNotes prints the notes of all parts without duplicates.
 func (r *Report) writeNotes(b *strings.Builder) {
 	var notes []string
 	for _, p := range r.Parts {

@@ -40,12 +40,12 @@ func (r *Report) part(table string) *Part {
 	return nil
 }
 
-// resume is a directory with a file for each finished table. The empty one keeps nothing.
+// resume is a directory with a file for each finished table. If it is empty, nothing is stored.
 type resume string
 
 const partEnd = ".json"
 
-// open makes the directory, and refuses one with anything else in it.
+// open creates the directory, and rejects one with other files.
 func (d resume) open(w *Work, mode Mode) error {
 	if d == "" {
 		return nil
@@ -59,7 +59,7 @@ func (d resume) open(w *Work, mode Mode) error {
 	}
 	for _, f := range files {
 		if strings.HasPrefix(f.Name(), ".") {
-			continue // what a run that was killed left of a file that it wrote
+			continue // temporary file of a killed run
 		}
 		var p Part
 		err := bench.ReadJSON(filepath.Join(string(d), f.Name()), &p)
@@ -94,7 +94,7 @@ func (p Part) isCurrent() bool {
 		p.Report.Kernel == bench.KernelRelease()
 }
 
-// keep leaves out what is to be measured again.
+// keep stores a part, unless it must be measured again.
 func (d resume) keep(p Part) error {
 	if d == "" || p.Report.Err() != nil {
 		return nil

@@ -53,8 +53,8 @@ func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService
 	}
 }
 
-// packet is what a packet of the client costs in the chain while f sends some, in ns, by the kernel's own account
-// (which takes some 20 ns of it for itself). Caches are colder than in a test run.
+// packet returns the time of the chain per packet of the client while f sends packets, in ns, from the kernel's
+// run-time statistics, which add about 20 ns. Caches are colder than in a test run.
 func (k *kerb) packet(f func() error) (float64, error) {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// busy is the share of their time, in %, that the CPUs of the client and of the servers were busy. Where those of one
-// are near 100 and those of the other are not, it is the limit.
+// busy is the utilisation, in %, of the CPUs of the client and of the servers. If only one of them is near 100, it is
+// the bottleneck.
 type busy struct{ client, server float64 }
 
 func (b *busy) samples() []bench.Sample {

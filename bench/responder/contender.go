@@ -68,7 +68,7 @@ func (e *experiment) open(f family, config string) (*contender, error) {
 	return c, c.CloseOn(c.raise())
 }
 
-// raise puts into the kernel what belongs there, and says which program serves.
+// raise loads the programs of the contender into the kernel, and selects the server program with its variants.
 func (c *contender) raise() error {
 	switch c.config {
 	case "user", "user-priority":
@@ -111,8 +111,8 @@ func (c *contender) port() int {
 	return port
 }
 
-// attach puts programs of the limits on the server's interface and on the other end of its veth, native. Of the second
-// a veth asks that it be there before it takes what the first sends back.
+// attach attaches the reflector's programs in native mode to the server's interface and to its peer, which must have an
+// XDP program before a veth accepts packets that the first one sends back.
 func (c *contender) attach(program, peer string) error {
 	spec, err := bench.Object(files, "limits.bpf.o")
 	if err != nil {
@@ -230,7 +230,7 @@ func (c *contender) wire() string {
 	return c.protocol
 }
 
-// start returns when the server answers.
+// start returns when the server responds.
 func (c *contender) start(variant string) (*bench.Process, error) {
 	_, cpus := c.tools.cpus()
 	where := strconv.Itoa(c.port())

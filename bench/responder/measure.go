@@ -64,8 +64,8 @@ func (e *experiment) published(otherwise int) (requests int, longest time.Durati
 	return max(1, int(publishedRequests*e.run.Scale)), 10 * time.Minute
 }
 
-// measureAll gives the figures of one load: response times of n threads that wait for their answers, requests a second
-// of n flows, and the cost of one, which a server that spins when there is nothing to do would have no part in.
+// measureAll measures one load: response times with n threads that wait for their replies, the request rate of n flows,
+// and the cost of a request, which is measured with a server that sleeps, since spinning would be included.
 func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, err error) {
 	var lossfree, cpu float64
 	err = c.serving(c.variant, func() (err error) {
@@ -108,8 +108,8 @@ func (e *experiment) measureRequests(c *contender, threads, requests int) (sampl
 	return samples, err
 }
 
-// measureCurve has cars leave as they come, with so many in range that the limit has to be computed: of the other
-// loads, whose cars stay, the count is soon beyond the curve.
+// measureCurve makes cars leave after they arrive, so that the number in range is one for which the limit has to be
+// computed. In the other loads cars stay, and their number soon exceeds the range of the curve.
 func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
 	var a answerTo
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
@@ -119,7 +119,7 @@ func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sa
 	return rtt(a), err
 }
 
-// times has threads ask as fast as they are answered.
+// times makes each thread send the next request as soon as it has a reply.
 func (e *experiment) times(c *contender, threads int) ([]bench.Sample, error) {
 	a, err := e.ask(c, "ask", threads, 0)
 	return rtt(a), err
@@ -239,8 +239,8 @@ func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, err
 
 const offeredFlows = 16
 
-// lossfreeRate halves the span between a rate that is answered whole and one that is not, in the logarithm. The rate
-// that counts is the one that the client reached.
+// lossfreeRate finds the loss-free rate by bisection on a logarithmic scale. It uses the rate that the client actually
+// reached.
 func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err error) {
 	low, high := lowestRate, highestRate
 	defer func() {
@@ -284,7 +284,7 @@ func (e *experiment) offer(c *contender, flows int, rate float64) (reached float
 	return 0, true, nil
 }
 
-// cost is what a request takes of all CPUs, in us.
+// cost returns the CPU time of a request on all CPUs, in us.
 func (e *experiment) cost(c *contender, flows int, rate float64) (us float64, err error) {
 	a, err := c.client("cost", flows, e.lengths.cost, rate)
 	e.check(c, a)

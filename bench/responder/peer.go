@@ -38,7 +38,7 @@ type question struct {
 	Number       float64 `json:"number"` // of requests on each thread, or a second
 }
 
-// reply is what the client printed, and where it ran.
+// reply has the client's output, and a description of its machine.
 type reply struct {
 	Answer  json.RawMessage `json:"answer"`
 	Machine string          `json:"machine"`
@@ -57,7 +57,7 @@ const (
 	shortToken  = 16 // characters: the shortest token
 )
 
-// check refuses what no benchmark asks: the peer is for these alone.
+// check rejects requests that no benchmark makes.
 func (q question) check() error {
 	switch {
 	case !slices.Contains([]string{"ask", "offer"}, q.Mode) || !slices.Contains([]string{"speed", "coap"}, q.Protocol):

@@ -178,7 +178,7 @@ func measureParallel(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 	return bench.MedianAnd99("attach", "s", took), check(node, false)
 }
 
-// check asks a node that can report whether what it was asked to do is in effect.
+// check checks that the changes are in effect, if the node can report it.
 func check(node Node, rechained bool) error {
 	if c, ok := node.(interface{ Check(rechained bool) error }); ok {
 		return c.Check(rechained)
@@ -192,9 +192,8 @@ type growth struct {
 	perService, charged float64 // bytes
 }
 
-// grow attaches to a fifth of the services and then to the rest: what the
-// first ones cost, with all that is shared, does not count as the cost of a
-// further one.
+// grow attaches to a fifth of the services and then to the rest, so that the cost of shared state is not included in
+// the cost of a further service.
 func grow(node Node, services []*netlab.Host) (growth, error) {
 	first := len(services) / 5
 	start := time.Now()

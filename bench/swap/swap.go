@@ -174,8 +174,8 @@ func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
 	return times, nil
 }
 
-// judge voids a run whose instruments failed: what was lost in a buffer says
-// nothing of the hook, and replacements that no packet saw prove nothing.
+// judge invalidates a run whose measurement failed: packets lost in a buffer say nothing about the hook, and
+// replacements during which no packet arrived prove nothing.
 func (s subject) judge(r *bench.Run, a traffic.StreamStats) {
 	if a.Explained.Socket > 0 {
 		r.Invalidate("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)

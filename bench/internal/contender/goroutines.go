@@ -105,7 +105,7 @@ func (p *goroutines) read() error {
 	}
 }
 
-// receive takes what comes from the other node.
+// receive handles packets from the other node.
 func (p *goroutines) receive() {
 	buffer := make([]byte, 1<<16)
 	for {
@@ -141,7 +141,7 @@ func (p *goroutines) outgoing() {
 	}
 }
 
-// incoming turns the source into the virtual address that it answers for.
+// incoming translates the source to the virtual address.
 func (p *goroutines) incoming() {
 	for packet := range p.in {
 		d, ok := traffic.ParsePacket(packet)
@@ -154,6 +154,6 @@ func (p *goroutines) incoming() {
 		if known {
 			packet = d.Between(from, d.Dst)
 		}
-		_, _ = p.device.Write(packet) // what the device has no room for is lost, as on a wire
+		_, _ = p.device.Write(packet) // dropped if the device's queue is full
 	}
 }

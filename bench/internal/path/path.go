@@ -52,7 +52,7 @@ func (p *Path) Open() error {
 	return p.await()
 }
 
-// await returns when a stream goes through.
+// await waits until a stream succeeds.
 func (p *Path) await() (err error) {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if _, err = p.run("-n", "1K"); err == nil {
@@ -72,7 +72,7 @@ func (p *Path) Close() error {
 	return nil
 }
 
-// result is what the experiments read of iperf3's report.
+// result has the used fields of iperf3's report.
 type result struct {
 	Error string `json:"error"`
 	End   struct {
@@ -177,8 +177,8 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 
 const mostStreams = 8
 
-// most looks for the bottleneck: streams are doubled until they carry no more together. one is what a single one
-// carries, in Gbit/s.
+// most finds the bottleneck: it doubles the number of parallel streams until the total throughput no longer rises. one
+// is the throughput of a single stream, in Gbit/s.
 func (p *Path) most(one float64) (float64, error) {
 	best := one
 	for streams := 2; streams <= mostStreams; streams *= 2 {
@@ -212,7 +212,8 @@ func (p *Path) streams(t times) ([]bench.Sample, error) {
 	}, nil
 }
 
-// throughput is that of one TCP stream in bit/s; for less than a second it is made here, as iperf3 knows none.
+// throughput returns the throughput of one TCP stream in bit/s. For less than a second, it does not use iperf3, which
+// supports only whole seconds.
 func (p *Path) throughput(quick time.Duration) (float64, error) {
 	if quick == 0 {
 		full, err := p.run("-t", "2", "-O", "1")
@@ -234,7 +235,8 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 	return pair.Throughput(duration)
 }
 
-// costs are CPU time, and memory when nothing is sent, of all programs that take part and of Kerb's maps.
+// costs returns the CPU time of all participating programs, and their memory and that of Kerb's maps while nothing is
+// sent.
 func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
 	cores, err1 := untilIdle(func() (float64, error) { return p.cost(calm, duration) })
 	memory, err2 := p.usage().MemorySample()

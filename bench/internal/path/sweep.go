@@ -76,7 +76,7 @@ func (f flow) lost() float64 {
 	return float64(f.sent-min(f.sent, f.received+f.refused)) / float64(max(1, f.sent))
 }
 
-// isGenerators says that the rate is more than sender or receiver can do.
+// isGenerators reports whether the rate exceeds the capacity of sender or receiver.
 func (f flow) isGenerators(rate float64) bool {
 	return float64(f.sent) < rateLimit*packetsPerSecond(rate)*f.took.Seconds() ||
 		float64(f.refused) > lossLimit*float64(f.sent)
@@ -84,7 +84,7 @@ func (f flow) isGenerators(rate float64) bool {
 
 func packetsPerSecond(mbits float64) float64 { return mbits * 1e6 / 8 / datagram }
 
-// offer sends UDP at a rate in Mbit/s for a while. number distinguishes its packets from those of other steps.
+// offer sends UDP at a rate in Mbit/s for a duration. number distinguishes its packets from those of other steps.
 func (p *Path) offer(rate float64, length time.Duration, number uint64) (flow, error) {
 	o := &offering{path: p, number: number, rate: packetsPerSecond(rate), length: length}
 	err := o.run()
@@ -153,7 +153,7 @@ func (p *Path) socketLosses() (n uint64, err error) {
 	return n, err
 }
 
-// send sends what is due, at most a batch at a time.
+// send sends packets that are due, in batches.
 func (o *offering) send() error {
 	start := time.Now()
 	pacer := traffic.NewPacer(max(flowGap, time.Duration(float64(time.Second)/o.rate)))
@@ -184,7 +184,7 @@ func (o *offering) send() error {
 	}
 }
 
-// receive ends when the sender has and nothing more comes.
+// receive returns when the sender has ended and no more packets arrive.
 func (o *offering) receive() error {
 	stride := uint64(o.rate*o.length.Seconds()/latenciesKept) + 1
 	for {
@@ -224,8 +224,8 @@ func sweepLength(r *bench.Run) time.Duration {
 	return 2 * time.Second
 }
 
-// sweep offers rising rates to all ways, each rate to all of them in turn, until each is at its end: that is its
-// bottleneck, unless generator_limit says that the sender, or the receiver, was at its own.
+// sweep offers rising rates to all ways, each rate to all of them in turn, until each has reached its bottleneck, or,
+// as generator_limit shows, the limit of sender or receiver.
 func sweep(ctx context.Context, r *bench.Run, load string, ways []openWay, number *uint64) error {
 	best, over, unknown := map[string]float64{}, map[string]bool{}, map[string]uint64{}
 	for _, rate := range sweepRates(r.Quick || r.Scale > 0 && r.Scale < 0.01) {

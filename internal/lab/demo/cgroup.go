@@ -20,7 +20,7 @@ func cgroupDir() (string, error) {
 	return filepath.Join(mount, "kerb-demo"), err
 }
 
-// enterCgroup moves this process, and so what it starts, into a cgroup of the demo, below which the agent looks for
+// enterCgroup moves this process, and thus its children, to a cgroup of the demo, below which the agent looks for
 // sockets.
 func (d *demo) enterCgroup() error {
 	dir, err := cgroupDir()
@@ -61,7 +61,7 @@ func (d *demo) leaveCgroup() error {
 		err), e)
 }
 
-// removeCgroup ends what a demo that was killed left running.
+// removeCgroup kills processes that a killed demo left running.
 func removeCgroup() error {
 	dir, err := cgroupDir()
 	if err != nil {

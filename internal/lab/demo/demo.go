@@ -54,7 +54,7 @@ func Command() *cobra.Command {
 	return c
 }
 
-// plot is what a demo does. needs are programs and the packages of Debian that have them.
+// plot describes a demo. needs maps required programs to Debian packages.
 type plot struct {
 	name, short, long string
 	needs             map[string]string
@@ -90,8 +90,7 @@ var errInterrupted = errors.New("interrupted")
 // errChecks means that the demo went to its end and not everything was as it should be.
 var errChecks = errors.New("at least one check failed")
 
-// run removes everything also after an error or an interrupt, and says so if that fails: the demo promises to leave
-// nothing behind.
+// run runs a demo. It also cleans up after an error or an interrupt, and reports if that fails.
 func run(ctx context.Context, t *teller, p plot) error {
 	if err := prerequisites(p.needs); err != nil {
 		return err

@@ -33,7 +33,7 @@ func (d *demo) applyExample(ctx context.Context, name string) error {
 	return d.kerb(ctx, "apply", "-f", name)
 }
 
-// answer runs a kerb command, shows it, and returns what it answered.
+// answer shows and runs a kerb command, and returns its output.
 func (d *demo) answer(ctx context.Context, args ...string) (string, error) {
 	d.command("kerb " + strings.Join(args, " "))
 	out, err := d.quietly(ctx, args...)
@@ -41,7 +41,7 @@ func (d *demo) answer(ctx context.Context, args ...string) (string, error) {
 	return out, err
 }
 
-// killAgent shows what the kernel does alone.
+// killAgent kills the agent, to show what the kernel does without it.
 func (d *demo) killAgent() error {
 	d.command(fmt.Sprintf("kill -9 %d", d.agent.Process.Pid))
 	return d.agent.stop(syscall.SIGKILL)

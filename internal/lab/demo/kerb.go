@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// startAgent runs the agent on the demo's node until it answers.
+// startAgent starts the agent on the demo's node, and waits until it responds.
 func (d *demo) startAgent(ctx context.Context) error {
 	p, err := d.start(d.node, filepath.Base(logFile), d.program, "agent", "--config", configFile)
 	if err != nil {
@@ -39,7 +39,7 @@ func (d *demo) startAgent(ctx context.Context) error {
 	})
 }
 
-// kerb runs a kerb command as it is shown, and shows the answer. An error has what the command said.
+// kerb shows and runs a kerb command, and shows its output. An error contains the command's error message.
 func (d *demo) kerb(ctx context.Context, args ...string) error {
 	d.command("kerb " + strings.Join(args, " "))
 	out, err := d.quietly(ctx, args...)
@@ -71,7 +71,7 @@ func (d *demo) write(name, text string) error {
 	return nil
 }
 
-// read returns what the agent answers on a path.
+// read returns the agent's response to a GET request.
 func read(ctx context.Context, path string) ([]byte, error) {
 	answer, err := client.New(socketPath).Stream(ctx, path)
 	if err != nil {
@@ -110,7 +110,7 @@ func (d *demo) hooks(ctx context.Context) (hooks, error) {
 	return found, nil
 }
 
-// order is the modules that packets to a service, or from it, meet.
+// order returns the modules that packets to a service, or from it, pass.
 func order(ctx context.Context, service, direction string) ([]string, error) {
 	var chains []v1.Chain
 	if err := ask(ctx, "/v1/chains", &chains); err != nil {
@@ -126,7 +126,7 @@ func order(ctx context.Context, service, direction string) ([]string, error) {
 	return nil, fmt.Errorf("no %s chain on service %s", direction, service)
 }
 
-// dropped is what a module dropped, by reason.
+// dropped returns the packets dropped by a module, by reason.
 func dropped(ctx context.Context, module string) (map[string]uint64, error) {
 	var m v1.Module
 	if err := ask(ctx, "/v1/modules/"+module, &m); err != nil {
@@ -146,13 +146,13 @@ func sum(counts map[string]uint64) (all uint64) {
 	return all
 }
 
-// counted is what the counter counted of a service's packets in one direction, by protocol.
+// counted returns the counter's packets of a service in one direction, for a protocol.
 func counted(ctx context.Context, service, direction, protocol string) (uint64, error) {
 	return metric(ctx, "kerb_counter_packets_total", map[string]string{"service": service, "direction": direction,
 		"protocol": protocol})
 }
 
-// ruleHits is how many packets a rule of the firewall decided on. Packets of known connections are none of them.
+// ruleHits returns the number of packets that a firewall rule decided. Packets of tracked connections do not count.
 func ruleHits(ctx context.Context, rule string) (uint64, error) {
 	return metric(ctx, "kerb_firewall_rule_packets_total", map[string]string{"rule": rule})
 }

@@ -41,7 +41,7 @@ func (d *demo) noteProgram(id uint32) {
 	d.programs[id] = true
 }
 
-// programOf is the id of a program, or of that of a link; 0 of what has none.
+// programOf returns the id of a program or of a link's program, or 0.
 func programOf(pinned io.Closer) (ebpf.ProgramID, error) {
 	switch o := pinned.(type) {
 	case *ebpf.Program:

@@ -31,7 +31,7 @@ const (
 	wrongPort  = `{name: typo, action: allow, direction: ingress, protocol: tcp, dstPort: 80800}`
 )
 
-// firewallYAML is a firewall on the servers: what no rule allows does not get in.
+// firewallYAML returns a firewall for the servers, which drops ingress packets that no rule allows.
 func firewallYAML(rules ...string) string {
 	return `apiVersion: kerb.dev/v1alpha1
 kind: Module

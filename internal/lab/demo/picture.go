@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// recorder passes on what is printed and remembers when each line was completed. Lines that a progress message
-// overwrites are left out.
+// recorder forwards output, and records when each line was completed. It omits progress messages, which are
+// overwritten.
 type recorder struct {
 	io.Writer
 	started time.Time

@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Everything that the demo makes is here, or in namespaces that begin with the prefix.
+// Everything that the demo creates is in these places, or in namespaces with this prefix.
 const (
 	prefix  = "kdemo"
 	runDir  = "/run/kerb-demo"
@@ -63,7 +63,7 @@ type demo struct {
 	programs           map[uint32]bool // ids of all programs seen, to look for at the end
 }
 
-// onlyDemo keeps a second demo from tearing down the first. The name goes with the process, however that ends.
+// onlyDemo prevents a second demo from removing the first. The kernel releases the name when the process ends.
 func onlyDemo() (func(), error) {
 	l, err := net.Listen("unix", "@kerb-demo")
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -89,7 +89,7 @@ func (d *demo) mountBPF() error {
 	return nil
 }
 
-// sweep removes what a demo left that was killed. It returns what was there.
+// sweep cleans up after a killed demo, and returns what it removed.
 func (d *demo) sweep() ([]string, error) {
 	found := leftovers()
 	if len(found) == 0 {

@@ -57,7 +57,7 @@ func (d *demo) askWeb(port uint16) error {
 	return get(webClient(d.client.Namespace, requestLimit), "http://"+d.at(d.web, port)+"/")
 }
 
-// askClosed makes a request that is to get no answer, and waits a second for it.
+// askClosed makes a request that must time out after a second.
 func (d *demo) askClosed(port uint16) error {
 	return get(webClient(d.client.Namespace, time.Second), "http://"+d.at(d.web, port)+"/")
 }
@@ -210,7 +210,7 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// apply shows what a file would change, and makes it so. The file continues being named like this.
+// apply writes a file, optionally shows its diff, and applies it.
 func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) error {
 	if err := os.WriteFile(runDir+"/"+name, []byte(text), 0o644); err != nil {
 		return err
@@ -300,7 +300,7 @@ func (d *demo) stepMistake(ctx context.Context) error {
 	return nil
 }
 
-// said is what the command itself said of wrong input.
+// said returns the command's message about invalid input.
 func said(err error) string {
 	if err == nil {
 		return ""
@@ -309,7 +309,7 @@ func said(err error) string {
 	return words + "\n"
 }
 
-// stepKill shows what the kernel keeps: traffic and rules without an agent, and the same programs under the next one.
+// stepKill shows that traffic and rules work without an agent, and that the next agent adopts the same programs.
 func (d *demo) stepKill(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
 	was, err := d.hooks(ctx)

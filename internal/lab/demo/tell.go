@@ -22,7 +22,7 @@ const (
 	cyan  = "36"
 )
 
-// teller writes what the demo does and sees, and counts its checks.
+// teller prints the steps and results of the demo, and counts its checks.
 type teller struct {
 	out      io.Writer
 	terminal bool
@@ -64,19 +64,19 @@ func (t *teller) say(format string, args ...any) {
 	fmt.Fprintln(t.out, " ", fmt.Sprintf(format, args...))
 }
 
-// command shows what is typed.
+// command prints a command line.
 func (t *teller) command(line string) {
 	fmt.Fprintf(t.out, "  %s\n", t.paint(bold, "$ "+line))
 }
 
-// show prints what a command answered, or a file.
+// show prints the output of a command, or a file.
 func (t *teller) show(text string) {
 	for line := range strings.Lines(text) {
 		fmt.Fprintf(t.out, "    %s\n", strings.TrimRight(line, "\n"))
 	}
 }
 
-// progress overwrites its line on a terminal; elsewhere there is none.
+// progress overwrites its line on a terminal; elsewhere it prints nothing.
 func (t *teller) progress(format string, args ...any) {
 	if t.terminal {
 		fmt.Fprint(t.out, "\r\x1b[K  ", t.paint(dim, fmt.Sprintf(format, args...)))
