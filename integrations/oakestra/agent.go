@@ -29,7 +29,7 @@ type ref struct {
 	Name string `json:"name"`
 }
 
-// call returns a *refused if the agent answers with an error.
+// call makes a request to the agent. It returns a *refused for an error response.
 func (a agent) call(ctx context.Context, method, path string, in, out any) error {
 	err := a.client.Call(ctx, method, path, in, out)
 	var status *client.StatusError
@@ -130,7 +130,7 @@ func plainProblem(r *http.Response) error {
 	return nil
 }
 
-// ask gets JSON from a path of a module. It returns a *refused if the agent or the module answers with an error.
+// ask gets JSON from a path of a module. It returns a *refused for an error response of the agent or the module.
 func (a agent) ask(ctx context.Context, module, path string, out any) error {
 	return a.call(ctx, http.MethodGet, "/v1/modules/"+module+path, nil, out)
 }

@@ -35,11 +35,11 @@ const labelPort = "oakestra.io/port"
 // portsSettle collects the link events of one deployment.
 const portsSettle = 50 * time.Millisecond
 
-// followPorts keeps the services what the bridge has.
+// followPorts synchronises the services with the ports of the bridge.
 func (l *Listener) followPorts(ctx context.Context) {
 	events := make(chan netlink.LinkUpdate, 64)
 	if err := netlink.LinkSubscribeWithOptions(events, ctx.Done(), netlink.LinkSubscribeOptions{
-		ErrorCallback: func(error) {}, // the next tick finds what is missed
+		ErrorCallback: func(error) {}, // the next tick compensates for missed events
 	}); err != nil {
 		l.log.Warn("new ports are found later", "error", err)
 	}
@@ -71,7 +71,7 @@ func (l *Listener) followPorts(ctx context.Context) {
 	}
 }
 
-// syncPorts applies the services of the bridge's ports, each on its own: one that is refused concerns no other.
+// syncPorts applies the services of the bridge's ports separately, so that a rejected one does not affect others.
 func (l *Listener) syncPorts(ctx context.Context) error {
 	want, err := portsOf(l.options.Alongside)
 	if err != nil {
@@ -150,8 +150,8 @@ func (l *Listener) deletePlane(ctx context.Context) error {
 	return l.discard(ctx, refs)
 }
 
-// portsOf returns the services of a bridge by name: those of veths whose other end is in another namespace. A bridge
-// that does not exist has none.
+// portsOf returns the services of a bridge by name: those of veths whose peer is in another namespace. It returns none
+// if the bridge does not exist.
 func portsOf(bridge string) (map[string]v1.Service, error) {
 	want := map[string]v1.Service{}
 	link, err := netlink.LinkByName(bridge)
@@ -187,7 +187,7 @@ func portsOf(bridge string) (map[string]v1.Service, error) {
 	return want, nil
 }
 
-// portService is the service of a port; instance is empty if nothing is known of what is behind it.
+// portService returns the service of a port; instance is empty if the instance behind the port is unknown.
 func portService(host, instance string) v1.Service {
 	var r v1.Service
 	if m := instanceName.FindStringSubmatch(instance); m != nil {

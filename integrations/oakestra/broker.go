@@ -98,7 +98,7 @@ func (o Options) withNetcfg() (Options, error) {
 	return o, nil
 }
 
-// readIfExists decodes a file, if there is one.
+// readIfExists decodes a file if it exists.
 func readIfExists(path string, v any) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {

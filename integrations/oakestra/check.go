@@ -284,7 +284,7 @@ func (c *check) services(ctx context.Context) {
 	}
 }
 
-// forget withdraws the interest that a query registers. It is there: the query was answered.
+// forget withdraws the interest that a query has registered.
 func (c *check) forget(ctx context.Context, app string) error {
 	s := session{sessionOptions: sessionOptions{worker: c.id}}
 	return await(ctx, s.transmit(c.client, message{topic: topicInterestRemove, body: interestRemove{app}}), ackLimit)

@@ -13,7 +13,7 @@ type packetCount struct {
 	Egress  uint64 `json:"egress"`
 }
 
-// getCounts answers with packets by interface, of all protocols together.
+// getCounts returns packets by interface, summed over all protocols.
 func (l *Listener) getCounts(w http.ResponseWriter, r *http.Request, m module) {
 	if m.Name != "packetCounter" {
 		l.forwardToModule(w, r, m)

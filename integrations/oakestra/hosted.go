@@ -15,14 +15,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// followed is a service of which this worker has instances, or had until a moment ago, or that the agent uses. The
-// worker keeps the cluster's interest in it: when the last interested worker withdraws, the cluster deletes the service
+// followed is a service of which this worker has, or recently had, instances, or that the agent uses. The worker
+// maintains its interest in the service: when the last interested worker withdraws, the cluster deletes the service
 // from its table.
 type followed struct {
 	instances map[int]*hostedInstance // on this worker
 	used      bool                    // the agent has it
 	empty     bool                    // the cluster has no instance of it
-	found     link.Record             // what the agent has of it
+	found     link.Record             // last record sent to the agent
 	query     question
 	stale     bool      // something has changed since the query was sent: another one follows
 	leave     time.Time // when to withdraw the interest; zero while there are instances here, or the agent can use others
@@ -70,10 +70,10 @@ func (s *session) add(i hostedInstance) {
 	s.addLocked(i)
 }
 
-// announce publishes an instance that was added, and waits for the broker to have it. Then it asks for the service:
-// the answer shows whether the cluster has understood, and the question registers the worker's interest. Without a
-// connection all of this happens after the next one. It reports whether there is one. An instance that has been
-// withdrawn or replaced meanwhile is not announced.
+// announce publishes a new instance, and waits for the broker's acknowledgement. Then it queries the service, which
+// registers the worker's interest; the reply shows whether the cluster has accepted the instance. Without a connection,
+// this happens after the next one. It reports whether there is a connection. It does not announce an instance that has
+// been withdrawn or replaced in the meantime.
 func (s *session) announce(ctx context.Context, i hostedInstance) bool {
 	client, has := s.release(i)
 	if !has {
@@ -151,7 +151,7 @@ func (s *session) status(i *hostedInstance) instanceStatus {
 		Address6: i.six.String(), Port: strconv.Itoa(s.port), Host: s.host.String()}
 }
 
-// refresh asks for a service again. An answer to an older query may be older than what has changed.
+// refresh queries a service again, since the reply to an older query may precede a change.
 func (s *session) refresh(f *followed) {
 	if f.query.sent {
 		f.stale = true
@@ -201,7 +201,7 @@ func (s *session) takeTable(payload []byte) error {
 	return nil
 }
 
-// check compares an answer with the instances of this worker, and announces what the cluster does not know.
+// check compares a reply with the instances of this worker, and announces those that the cluster does not know.
 func (s *session) check(f *followed, found map[int]location) {
 	now := time.Now()
 	if wrong := s.compare(f, found); wrong == nil {
@@ -217,7 +217,7 @@ func (s *session) check(f *followed, found map[int]location) {
 	}
 }
 
-// find returns what an answer says of the instances of this worker. Other entries are of no concern.
+// find returns the entries of a reply for instances of this worker.
 func (f *followed) find(r tableResult) map[int]location {
 	found := map[int]location{}
 	for _, e := range r.Instances {
@@ -228,8 +228,8 @@ func (f *followed) find(r tableResult) map[int]location {
 	return found
 }
 
-// compare returns nil if the cluster knows all instances of this worker, else what is to be announced. That is empty,
-// and not nil, if the cluster does not know the instance at all: it would drop the message.
+// compare returns the messages to announce, or nil if the cluster knows all instances of this worker. The result is
+// empty, but not nil, if the cluster does not know the instance at all, since it would drop the message.
 func (s *session) compare(f *followed, found map[int]location) []message {
 	var out []message
 	for number, i := range f.instances {
@@ -256,8 +256,9 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 	return out
 }
 
-// compareOne leaves an instance alone that the cluster has moved to another worker, or scheduled again, which removes
-// its addresses: NodeEngine ends it here soon. If it still runs two regular queries later, the cluster has lost them.
+// compareOne ignores an instance that the cluster has moved to another worker, or rescheduled, which removes its
+// addresses: NodeEngine will soon stop it here. If it is still running after two regular queries, the cluster has lost
+// the addresses, and they are announced again.
 func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	sameAddress := l.address == i.four && l.address6 == i.six
 	sameHost := l.host == s.host && l.port == strconv.Itoa(s.port)

@@ -20,14 +20,16 @@ import (
 	"time"
 )
 
-// job is what the cluster manager sends NodeEngine about an instance that this node is to start. NodeEngine ignores
-// ebpfModules of the SLA; this worker reads the same message, and has the modules when NodeEngine deploys the instance.
+// job is the message of the cluster manager to NodeEngine about an instance that this node should start. NodeEngine
+// ignores ebpfModules of the SLA; this worker reads the same message, and thus knows the modules when NodeEngine
+// deploys the instance.
 type job struct {
 	Name     string `json:"name"`
 	Instance int    `json:"instance"`
 	// Modules are decoded for the deployment: decoded values take many times the memory of their text.
 	Modules json.RawMessage `json:"modules,omitempty"`
-	// Wrong is why the modules cannot be read. The instance is refused then: it must not run without its firewall.
+	// Wrong is the reason why the modules cannot be read. The instance is then rejected, since it must not run without its
+	// firewall.
 	Wrong string `json:"wrong,omitempty"`
 	// Doubtful is set when a newer message may have been missed.
 	Doubtful bool `json:"doubtful,omitempty"`
@@ -36,8 +38,8 @@ type job struct {
 	prepared bool   // or was tried to be
 }
 
-// Limits of jobs: of those that are kept until they are deployed, of their bytes in the state and in the inbox each,
-// and of what one may ask for.
+// Limits of jobs: of those stored until they are deployed, of their bytes in the state and in the inbox each, and of a
+// single one.
 const (
 	maxJobs       = 256
 	maxJobBytes   = 512 << 10
@@ -144,7 +146,7 @@ func refuseFile(field string, config any) error {
 	return nil
 }
 
-// findFile returns the path to a key fromFile in a config, or nothing.
+// findFile returns the path to a key fromFile in a config, or "".
 func findFile(config any) string {
 	switch c := config.(type) {
 	case map[string]any:
@@ -166,12 +168,12 @@ func findFile(config any) string {
 	return ""
 }
 
-// inbox are jobs that have come and are not in the state yet. Messages must not wait for a deployment that holds the
+// inbox has received jobs that are not in the state yet, so that messages do not wait for a deployment that holds the
 // state.
 type inbox struct {
 	mu     sync.Mutex
 	all    []job
-	missed bool // what is in the state is doubtful
+	missed bool // jobs in the state may be outdated
 }
 
 func (b *inbox) add(j job, log *slog.Logger) {
@@ -180,7 +182,7 @@ func (b *inbox) add(j job, log *slog.Logger) {
 	b.all = limitJobs(append(b.all, j), log)
 }
 
-// doubt says that messages may have been missed until now.
+// doubt records that messages may have been missed until now.
 func (b *inbox) doubt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -198,8 +200,8 @@ func (b *inbox) take() (all []job, missed bool) {
 	return all, missed
 }
 
-// keepJobs moves what has come into the state, and the state into the file; l.mu is held. The newest of an instance
-// counts.
+// keepJobs moves received jobs to the state, keeping the newest of each instance, and saves the state. The caller holds
+// l.mu.
 func (l *Listener) keepJobs() error {
 	came, missed := l.jobs.take()
 	came = slices.DeleteFunc(came, func(j job) bool { return j.worker != l.state.Worker })
@@ -233,9 +235,9 @@ func (s *session) takeJob(payload []byte) error {
 	return nil
 }
 
-// modulesOf returns the modules that an instance is to have. If NodeEngine asks again, those are the ones that the
-// service has. If the message of the cluster manager may have been missed, the job is asked for; if that fails, a
-// service that the node knows keeps its modules.
+// modulesOf returns the modules for an instance. If NodeEngine repeats its request, these are the modules of the
+// service. If the message of the cluster manager may have been missed, it requests the job; if that fails, a known
+// service keeps its modules.
 func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, error) {
 	if in.Modules != nil {
 		return in.Modules, nil
@@ -359,8 +361,8 @@ func (s *state) job(name string, instance int) *job {
 	return &j
 }
 
-// rememberModules makes the modules of a service that is gone a job again: NodeEngine may not have heard of the
-// deployment, and repeat it. The job is doubtful, as it may not be what the SLA demands by then.
+// rememberModules converts the modules of a removed service back to a job, since NodeEngine may not have received the
+// response to the deployment, and repeat it. The job is marked as doubtful, since the SLA may have changed by then.
 func (l *Listener) rememberModules(gone service) error {
 	has := l.state.modulesOf(gone.Name)
 	if !gone.Ready || len(has) == 0 || l.state.job(gone.Name, gone.Instance) != nil {
@@ -370,7 +372,7 @@ func (l *Listener) rememberModules(gone service) error {
 	if err != nil {
 		return err
 	}
-	l.state.Jobs = limitJobs(slices.Insert(l.state.Jobs, 0, // forgotten before what was announced
+	l.state.Jobs = limitJobs(slices.Insert(l.state.Jobs, 0, // dropped before announced jobs
 		job{Name: gone.Name, Instance: gone.Instance, Modules: data, Doubtful: true}), l.log)
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// recordPrefix is what the names of virtual services that the agent gets begin with.
+// recordPrefix is the prefix of the names of virtual services for the agent.
 const recordPrefix = v1.SourceOakestra + "."
 
 // lookup is the query for an address that a packet was sent to.
@@ -43,8 +43,8 @@ func (w *wants) followRequests(agent *link.Agent) {
 	}
 }
 
-// take records which addresses the agent uses and releases, so that a later session knows them, and passes the request
-// to the session if there is one.
+// take records the addresses that the agent uses and releases, for later sessions, and passes the request to the
+// current session, if any.
 func (w *wants) take(q link.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -65,7 +65,7 @@ func (w *wants) attach(start func(used []string) *session) *session {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	used := slices.Collect(maps.Keys(w.used))
-	if w.session != nil { // it knows better: also what was looked up since
+	if w.session != nil { // it also has later lookups
 		used = w.session.inUse()
 	}
 	w.session = start(used)
@@ -124,8 +124,8 @@ func (s *session) lookUp(addr netip.Addr, now time.Time) {
 	s.lookups[addr] = l
 }
 
-// takeLookup takes the answer to the query for an address; s.mu is held. Of a service without instances the agent gets
-// the address alone: the cluster notifies workers with an interest in the service when there is one.
+// takeLookup handles the reply to the query for an address. The caller holds s.mu. For a service without instances, the
+// agent gets only the address: the cluster notifies interested workers when there is an instance.
 func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 	if s.lookups[addr] == nil {
 		return
@@ -151,7 +151,7 @@ func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 	}
 	f.used, f.found = true, link.Record{} // the agent waits for it, even if it is as before
 	s.put(f, found)
-	s.refresh(f) // the subscription comes after the answer: what has changed in between is found by name
+	s.refresh(f) // the subscription follows the reply: a query by name finds changes in between
 }
 
 func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
@@ -163,8 +163,8 @@ func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
 	return false
 }
 
-// found is what an answer says of a service; s.mu is held. A service keeps its addresses when the answer has none, as
-// that of a service without instances.
+// found returns the record for a reply. The caller holds s.mu. A service keeps its addresses if the reply has none, as
+// for a service without instances.
 func (s *session) found(f *followed, r tableResult) link.Record {
 	found := link.Record{Name: recordPrefix + r.App, Spec: translation{s.ranges, s.own}.spec(r)}
 	if len(found.Spec.Addresses) == 0 {
@@ -173,8 +173,9 @@ func (s *session) found(f *followed, r tableResult) link.Record {
 	return found
 }
 
-// takeService passes on what an answer says of a service; s.mu is held. One that the agent has from before this process
-// may have lost all its instances since: the addresses are unknown here, and the agent's instances are gone.
+// takeService passes the reply for a service to the agent. The caller holds s.mu. A service that the agent has from
+// before this process may have lost all its instances since: then its addresses are unknown, and the agent's instances
+// must be removed.
 func (s *session) takeService(f *followed, r tableResult) {
 	found := s.found(f, r)
 	switch {
@@ -209,7 +210,7 @@ func (s *session) put(f *followed, found link.Record) {
 // setHost notes the address of this node; s.mu is held.
 func (s *session) setHost(host netip.Addr) {
 	s.host, s.own = host, map[netip.Addr]bool{host: true}
-	all, _ := net.InterfaceAddrs() // without them instances of this node look like those of others, which still works
+	all, _ := net.InterfaceAddrs() // without them, local instances are treated as remote, which still works
 	for _, a := range all {
 		if p, err := netip.ParsePrefix(a.String()); err == nil {
 			s.own[p.Addr().Unmap()] = true

@@ -211,7 +211,7 @@ func natTo(kind expr.NATType, to netip.Addr) []expr.Any {
 func purgeMachines(file string) error {
 	s, err := readState(file)
 	if err != nil {
-		return nil // damaged: what was deployed is unknown
+		return nil // damaged: the deployed instance is unknown
 	}
 	for _, x := range s.Services {
 		if x.Machine {

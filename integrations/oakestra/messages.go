@@ -88,7 +88,7 @@ var appName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 const maxAppName = 201
 
-// Limits of what is received.
+// Limits of received messages.
 const (
 	maxMessage   = 4 << 20
 	maxInstances = 10000
@@ -122,7 +122,7 @@ func misfit(field string, err error) error {
 	return &invalid{cmp.Or(field+wrong.Field, "payload"), "must not be a JSON " + wrong.Value}
 }
 
-// decodeList decodes no more entries than a list may have: those of a hostile one would fill the memory.
+// decodeList decodes a list with a limit, so that a hostile one cannot exhaust the memory.
 func decodeList[T any](field string, data []byte, most int) (all []T, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	switch start, err := d.Token(); {
@@ -156,7 +156,7 @@ func (v *virtualAddresses) UnmarshalJSON(data []byte) (err error) {
 	return err
 }
 
-// Networks of the namespaces of services: what the root service manager assigns subnets from.
+// Networks from which the root service manager assigns subnets for services.
 var (
 	nodeNetworks  = netip.MustParsePrefix("10.16.0.0/12")
 	nodeNetworks6 = netip.MustParsePrefix("fc00::/7")

@@ -43,7 +43,7 @@ func (l *Listener) addModuleRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("/ebpf/{id}/{path...}", l.byID(l.forwardToModule))
 }
 
-// writeJSON answers as Oakestra does: 200, and no line break at the end.
+// writeJSON responds like Oakestra: status 200, without a trailing newline.
 func writeJSON(w http.ResponseWriter, v any) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -82,7 +82,7 @@ func fail(w http.ResponseWriter, what string, err error) {
 	http.Error(w, what+": "+err.Error(), status)
 }
 
-// byID calls next with the module of the path, if there is one.
+// byID calls next with the module of the path, or responds with 404.
 func (l *Listener) byID(next func(http.ResponseWriter, *http.Request, module)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		id, ok := pathID(w, r)
@@ -120,8 +120,8 @@ func (l *Listener) present(ctx context.Context) ([]module, error) {
 	return slices.DeleteFunc(all, func(m module) bool { return !m.deployed() }), err
 }
 
-// presentLocked returns the modules of the state that the agent still has; a module that was deleted by other means is
-// left out. The caller holds mu.
+// presentLocked returns the modules of the state that still exist in the agent, without those deleted by other clients.
+// The caller holds mu.
 func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
 	there, err := l.agent.modules(ctx)
 	if err != nil {
@@ -153,8 +153,8 @@ func (l *Listener) listModules(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, entries)
 }
 
-// alive answers 503 with the reason if the module does not run, or its control plane does not. One that starts, or has
-// no service yet, is well.
+// alive responds with 503 and the reason if the module or its control plane does not run. A starting module, and one
+// without a service, are alive.
 func (l *Listener) alive(w http.ResponseWriter, r *http.Request, m module) {
 	there, err := l.agent.module(r.Context(), resourceOf(m.ID))
 	if err != nil {
@@ -269,7 +269,7 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 	return m
 }
 
-// resourcePrefix is what the agent's names of the listener's modules begin with; their id follows.
+// resourcePrefix is the prefix of the agent's names for the listener's modules, followed by their id.
 const resourcePrefix = "oakestra-"
 
 func resourceOf(id int) string { return resourcePrefix + strconv.Itoa(id) }

@@ -186,8 +186,8 @@ func (l *Listener) getsTunnel(ctx context.Context, s *session) bool {
 // proxyLimit is how long a deployment waits for the proxy to know the instance.
 const proxyLimit = time.Second
 
-// awaitProxy waits until the cluster has answered and the proxy knows the instance IP: NodeEngine starts the program of
-// the container afterwards, and its first packet is to leave from the instance IP.
+// awaitProxy waits until the cluster has replied and the proxy has the instance IP, since NodeEngine then starts the
+// container's program, whose first packet must have the instance IP as source.
 func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
 	ctx, cancel := context.WithTimeout(ctx, proxyLimit)
 	defer cancel()
@@ -221,8 +221,8 @@ func (l *Listener) proxyKnows(ctx context.Context, i hostedInstance) bool {
 	})
 }
 
-// deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of
-// its addresses.
+// deployService connects the service, announces it and opens its ports, or changes nothing after an error. It returns
+// the number of the service's addresses.
 func (l *Listener) deployService(ctx context.Context, in deployment) (int, error) {
 	ports, err := parsePorts(in.Ports)
 	if err != nil {
@@ -233,7 +233,7 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 		return 0, err
 	}
 	defer func() { ns.Close() }()
-	if err := l.sweep(ctx, false); err != nil { // what is gone gives its address back
+	if err := l.sweep(ctx, false); err != nil { // frees addresses of removed services
 		return 0, err
 	}
 	if old := l.state.service(in.Name, in.Instance); old != nil {
@@ -261,8 +261,8 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	return s.Number, nil
 }
 
-// connect writes down what it is about to do, does it, and writes down that it is done.
-// The namespace of a machine is made here.
+// connect saves the intended change to the state file, makes it, and then saves that it is complete. It creates the
+// namespace of a virtual machine.
 func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, modules []wanted) (err error) {
 	if s.Number, err = l.net.take(&l.state); err != nil {
 		return err
@@ -311,8 +311,8 @@ func (l *Listener) openPorts(s service) error {
 	return nil
 }
 
-// closePorts comes first, while the service is still there to answer what is under way. A service that is not ready may
-// have no open ports because the kernel cannot open any.
+// closePorts is called first, while the service still exists and handles pending packets. A service that is not ready
+// may have no open ports because the kernel does not support them.
 func (l *Listener) closePorts(s service) error {
 	others := l.state.clone()
 	others.dropService(s.Name, s.Instance)
@@ -352,8 +352,8 @@ func (d deployment) namespace() (netns.NsHandle, uint64, error) {
 	return ns, inode, err
 }
 
-// openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without
-// one has nothing that could be connected.
+// openNamespace returns the network namespace of a process and its inode. It rejects the node's own: a service without
+// a separate namespace cannot be connected.
 func openNamespace(pid int) (netns.NsHandle, uint64, error) {
 	if pid <= 0 {
 		return netns.None(), 0, &invalid{"pid", fmt.Sprintf("%d is not the id of a process", pid)}
@@ -398,7 +398,7 @@ func (s service) resourceName() string {
 
 func shortHash(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8] }
 
-// maxLabel is the longest value of a label, which also begins and ends with a letter or digit.
+// maxLabel is the maximum length of a label's value, which must also start and end with a letter or digit.
 const maxLabel = 63
 
 var (

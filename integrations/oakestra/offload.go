@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leavesChecksums reports whether packets of an interface can reach another node as they are, without the checksums
-// that their sender has left to the network card: there is none.
+// leavesChecksums reports whether packets of an interface can reach another node without the checksums that their
+// sender has left to checksum offload, because there is no network card on the path.
 func leavesChecksums(name string) bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -28,8 +28,8 @@ func leavesChecksums(name string) bool {
 	return driver == "veth" || driver == "virtio_net"
 }
 
-// completeChecksums has an interface in a namespace complete checksums, and cut large packets into segments: NetManager
-// takes packets from a UDP socket and passes them on as they are.
+// completeChecksums disables checksum and segmentation offload on an interface in a namespace, since NetManager
+// forwards packets from a UDP socket unchanged.
 func completeChecksums(ns netns.NsHandle, name string) (err error) {
 	runtime.LockOSThread()
 	own, err := netns.Get()

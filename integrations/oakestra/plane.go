@@ -71,7 +71,7 @@ func (l *Listener) underlay(ctx context.Context) (string, error) {
 	return interfaceOf(host)
 }
 
-// ensurePlane applies the modules when they are to be others than before, or the agent lacks one. l.mu is held.
+// ensurePlane applies the modules if they have changed, or the agent lacks one. The caller holds l.mu.
 func (l *Listener) ensurePlane(ctx context.Context) error {
 	if l.session == nil || !l.net.assigned() {
 		return nil
@@ -119,13 +119,13 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 }
 
 // linkLimit is how long a registration waits until the agent has linked the modules of the worker: NodeEngine may
-// deploy as soon as it has the answer, and a deployment that begins with linking may take more than it has.
+// deploy as soon as it has the response, and a deployment that includes linking may exceed its timeout.
 const linkLimit = 4 * time.Second
 
 // connectLatest is how long a registration waits for a connection without which the modules are not applied.
 const connectLatest = time.Second
 
-// errAgentSilent is why nothing is known of the agent's chains.
+// errAgentSilent is returned if the agent's chains are unknown.
 var errAgentSilent = errors.New("the agent does not answer")
 
 // awaitChains waits until the agent has chains for services that will come, or runs some. Without a connection of the
@@ -167,7 +167,8 @@ func (l *Listener) warnEarlyAnswer(ctx context.Context, problem error) {
 	}
 }
 
-// hasChains reports whether services can have the proxy at once, in both directions.
+// hasChains reports whether chains with the proxy are linked for both directions, so that services get them
+// immediately.
 func (l *Listener) hasChains(ctx context.Context) (bool, error) {
 	chains, err := l.agent.chains(ctx)
 	has := map[string]bool{}

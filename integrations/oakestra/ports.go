@@ -74,8 +74,8 @@ func portNumber(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// checkPorts refuses ports that another service has. Instances of one service share: the first has the port, and when
-// it goes, the next.
+// checkPorts rejects ports of other services. Instances of one service share ports: the first one has the port, and
+// after its removal the next.
 func (s *state) checkPorts(name string, ports []port) error {
 	for _, other := range s.Services {
 		for _, p := range other.Ports {

@@ -20,8 +20,8 @@ const (
 	prepareLimit = 2 * time.Second
 )
 
-// prepareJobs applies the modules of announced instances, so that /container/deploy, which has 7 s, attaches what is
-// linked already. A deployment applies them again: one that fails here fails there, with its reason.
+// prepareJobs applies the modules of announced instances, so that /container/deploy, whose timeout is 7 s, attaches
+// chains that are already linked. The deployment applies the modules again, and reports errors.
 func (l *Listener) prepareJobs(ctx context.Context) {
 	for ctx.Err() == nil && l.prepareNext(ctx) {
 	}
@@ -75,8 +75,8 @@ func (l *Listener) prepare(ctx context.Context, name string, want []wanted) erro
 	return l.save()
 }
 
-// awaitsPreparation reports whether the agent may still work at what it has not confirmed: a deployment would wait for
-// a further preparation, too. One that the agent refuses late is awaited until it has expired.
+// awaitsPreparation reports whether the agent may still be processing an unconfirmed preparation, so that a deployment
+// would also have to wait for another one. A preparation that the agent rejects late is awaited until it expires.
 func (l *Listener) awaitsPreparation(ctx context.Context) bool {
 	if slices.ContainsFunc(l.state.Modules, func(m module) bool { return resourceOf(m.ID) == l.preparing }) {
 		if _, err := l.agent.module(ctx, l.preparing); err != nil {
@@ -87,8 +87,8 @@ func (l *Listener) awaitsPreparation(ctx context.Context) bool {
 	return false
 }
 
-// takePrepared ends the preparation of a service that is about to be deployed. What was prepared is removed unless it
-// is exactly what the service is to have.
+// takePrepared ends the preparation of a service that is about to be deployed. It removes the prepared modules unless
+// they are exactly those of the service.
 func (l *Listener) takePrepared(ctx context.Context, name string, want []wanted) error {
 	delete(l.prepared, name)
 	ours := func(m module) bool { return m.Service == name && m.Pending == pendingPrepared }

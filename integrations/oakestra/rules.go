@@ -55,7 +55,7 @@ func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
 	}
 }
 
-// appendRule adds a rule unless it is there.
+// appendRule adds a rule unless it exists.
 func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]any) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +123,7 @@ func (r rule) source() (*uint16, error) {
 	return r.ScrPort, nil
 }
 
-// addPorts wants both ports: one that is left out would open more than Oakestra's firewall did.
+// addPorts requires both ports: a rule without one would open more than Oakestra's firewall.
 func (r rule) addPorts(out map[string]any) error {
 	src, err := r.source()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// confirm ends a deployment: the file says so, or a sweep removes it.
+// confirm completes a deployment by saving the state file; otherwise a sweep will remove it.
 func (l *Listener) confirm(added []module, s *service) error {
 	before := l.state.clone()
 	l.state.confirmModules(added)
@@ -88,7 +88,7 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 	return nil
 }
 
-// doubt makes sweeps look for what a request does that reaches the agent late, when its deployment has been undone.
+// doubt makes sweeps search for resources created by a request that reaches the agent after its deployment was undone.
 func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
 
 // settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of
@@ -118,7 +118,7 @@ func (l *Listener) settle(ctx context.Context) error {
 }
 
 // retract removes modules that the agent has, may have, or is about to apply. The agent makes one change at a time:
-// when it answers, the unconfirmed request is over, unless it reaches the agent later (see doubt).
+// when it responds, the unconfirmed request has ended, unless it reaches the agent later (see doubt).
 func (l *Listener) retract(ctx context.Context, which func(module) bool) error {
 	var refs []ref
 	for _, m := range l.state.Modules {
@@ -139,7 +139,7 @@ func (l *Listener) retract(ctx context.Context, which func(module) bool) error {
 	return l.save()
 }
 
-// restore applies the config from before an update. A module that the agent refuses or lacks stays as it is.
+// restore applies the config from before an update. It does not change a module that the agent rejects or lacks.
 func (l *Listener) restore(ctx context.Context, m module) error {
 	resource, err := m.resource(l.options)
 	if err == nil {
@@ -156,8 +156,7 @@ func (l *Listener) restore(ctx context.Context, m module) error {
 	return nil
 }
 
-// discard removes resources from the agent, all in one step, but leaves those that a user has taken over by force: they
-// are the user's from then on.
+// discard removes resources from the agent in one change, except those that a user has taken over by force.
 func (l *Listener) discard(ctx context.Context, refs []ref) error {
 	refused := l.agent.delete(ctx, refs)
 	if !isConflict(refused) {
@@ -230,15 +229,16 @@ func (l *Listener) claim(ctx context.Context) error {
 	return l.save()
 }
 
-// claimOne logs what fails: the resource remains without the owner, like one that a user has taken over.
+// claimOne logs errors. The resource then remains without the owner, like one that a user has taken over.
 func (l *Listener) claimOne(ctx context.Context, name string, services []v1.Service, modules []v1.Module) {
 	if _, err := l.agent.applyBy(ctx, "force=true&owner="+owner, services, modules); err != nil {
 		l.log.Warn("a resource of a version without owners stays without one", "name", name, "error", err)
 	}
 }
 
-// sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a
-// request reached the agent late. At the start it adopts modules for all services instead: the file may have been lost.
+// sweepResources removes the agent's resources without a deployment: after the state file was lost, a removal was
+// interrupted, or a request reached the agent late. At the start, it adopts modules for all services instead, since the
+// file may have been lost.
 func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 	services, modules, err := l.resources(ctx)
 	if err != nil {
@@ -274,8 +274,8 @@ func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 	return l.adopt(ctx)
 }
 
-// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file
-// does not know, because the file is lost, is taken over.
+// adopt makes the state match the agent: it removes modules that were never applied, and adds those that are missing
+// because the file was lost.
 func (l *Listener) adopt(ctx context.Context) error {
 	known, err := l.presentLocked(ctx)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// translation makes virtual services of answers.
+// translation converts replies to virtual services.
 type translation struct {
 	ranges []netip.Prefix      // only addresses in these become virtual addresses
 	own    map[netip.Addr]bool // addresses of this node
 }
 
-// maxAddresses is what the schema of a VirtualService allows, as is maxInstances.
+// maxAddresses and maxInstances are the limits in the schema of a VirtualService.
 const maxAddresses = 64
 
 // spec translates an answer. What is not usable is left out: half an answer is better than none.
