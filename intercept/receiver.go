@@ -248,10 +248,10 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	return nil
 }
 
-// Receive releases the packets of the previous call and waits for new ones, at most for the timeout; 0 polls, a negative
-// one waits indefinitely. It returns how many there are. Packets that are held for longer than the watchdog of the class
-// count as unread: packets that would be stolen continue to the network stack until the held ones are released. The
-// receiver follows new configurations of the module and restarts of the agent by itself.
+// Receive releases the packets of the previous call and waits for new ones, at most for the timeout; 0 polls, a
+// negative one waits indefinitely. It returns their number. Packets that are held for longer than the watchdog of the
+// class count as unread: packets that would be stolen continue to the network stack until the held ones are released.
+// The receiver follows new configurations of the module and restarts of the agent by itself.
 func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
 	if r.ring == nil {
 		return 0, ErrClosed

@@ -140,8 +140,8 @@ int kerb_intercept_open(struct kerb_intercept **k, const char *module, const cha
 			const struct kerb_intercept_options *options);
 
 /* kerb_intercept_open_device opens a receiver for a class of Kerb's kernel module (kmod/). fd: an
- * open /dev/kerb-intercept after ICPT_ATTACH, which the receiver closes; after an error it stays the
- * caller's. ring: the size of its ring, icpt_rule.ring. Returns 0 or a negative errno. */
+ * open /dev/kerb-intercept after ICPT_ATTACH, which the receiver closes; after an error it stays
+ * the caller's. ring: the size of its ring, icpt_rule.ring. Returns 0 or a negative errno. */
 int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring,
 			       const struct kerb_intercept_options *options);
 
