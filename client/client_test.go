@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// agent answers with what it was asked.
+// agent is a server that echoes requests.
 func agent(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	if r.URL.Path == "/v1/none" {
@@ -90,8 +90,8 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// A small body is posted with its length: the agent has requests of unknown length wait. A large one is sent as it is
-// read, without one.
+// A small body is sent with its length, since the agent queues requests of unknown length. A large one is streamed
+// without length.
 func TestLengthOfPost(t *testing.T) {
 	c := onSocket(t)
 	for size, want := range map[int]string{0: "0 0", 5: "5 5", 64 << 10: "65536 65536", 64<<10 + 1: "-1 65537"} {

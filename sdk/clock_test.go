@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The first call comes at once, the next ones a period apart; none after the end of the context.
+// The first call is immediate, the next ones follow at intervals of a period, and none after the end of the context.
 func TestEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

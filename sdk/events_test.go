@@ -79,7 +79,8 @@ func sender(t *testing.T, ring *ebpf.Map, flags int32) func(uint64) {
 	}
 }
 
-// More events than the ring holds arrive in order, read while they are sent; also those that do not wake the reader.
+// More events than fit into the ring, read while they are sent, arrive in order, also those that do not wake the
+// reader.
 func TestEvents(t *testing.T) {
 	const noWakeup = 1
 	for name, way := range map[string]struct {
@@ -115,7 +116,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A ring is not mapped before it has an event: its memory would count, twice, as that of a process that reads nothing.
+// A ring is not mapped before it has an event, since its memory would count twice for an idle process.
 func TestEventsMapNoEmptyRing(t *testing.T) {
 	mapped := func() int {
 		data, err := os.ReadFile("/proc/self/maps")
@@ -160,7 +161,7 @@ func TestEventsEndWithTheContext(t *testing.T) {
 	}
 }
 
-// A reader that stops early leaves the rest to the next.
+// A reader that stops early leaves the remaining events to the next.
 func TestEventsGoOnWhereTheLastReaderStopped(t *testing.T) {
 	ring := newRing(t)
 	send := sender(t, ring, 0)

@@ -100,7 +100,8 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// All elements are met once, in batches that begin smaller than a bucket may be, until the function has enough.
+// Each element is visited once, in batches that are initially smaller than a bucket may be, until the function returns
+// false.
 func TestEachElement(t *testing.T) {
 	sdktest.NeedRoot(t)
 	const elements = 100
@@ -134,7 +135,7 @@ func TestEachElement(t *testing.T) {
 	}
 }
 
-// An empty map takes no room for a batch.
+// No memory for a batch is allocated for an empty map.
 func TestEachBatchOfNone(t *testing.T) {
 	sdktest.NeedRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 64, MaxEntries: 4096})

@@ -63,7 +63,7 @@ func (r releaser) Open(l Live) (Running, error) {
 	return r.echo.Open(l)
 }
 
-// What a map set has released goes to the agent under its name, and not at all once the next one has begun.
+// Releases of a map set are sent to the agent with its name, and discarded once the next map set has started.
 func TestReleasesOfAMapSet(t *testing.T) {
 	s := serve(t, releaser{})
 	defer s.end()
@@ -154,7 +154,7 @@ func TestServeOthers(t *testing.T) {
 	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{MapSet: "a"}, 404)
 }
 
-// A question that is left open does not keep a control plane from ending.
+// A pending request does not prevent a control plane from ending.
 func TestWantedEnds(t *testing.T) {
 	s := serveEcho(t)
 	go func() { _, _ = s.client.Get("http://control/kerb/v1/wanted") }()

@@ -45,7 +45,7 @@ func (e echo) Handler() http.Handler {
 	})
 }
 
-// served is a control plane at work.
+// served is a running control plane.
 type served struct {
 	t      *testing.T
 	ours   *net.UnixConn
@@ -88,7 +88,7 @@ func serve(t *testing.T, control Control) *served {
 	return s
 }
 
-// end closes our side, which must be enough.
+// end closes the agent's side, which must suffice.
 func (s *served) end() {
 	s.t.Helper()
 	s.client.CloseIdleConnections()
@@ -212,7 +212,7 @@ func (s slow) Handler() http.Handler {
 	})
 }
 
-// The agent has a map set dropped as soon as the next one has started. A request that is under way keeps its maps.
+// The agent drops a map set as soon as the next one has started. A request in progress keeps its maps.
 func TestDropWhileInUse(t *testing.T) {
 	control := slow{entered: make(chan struct{}), may: make(chan struct{})}
 	s := serve(t, control)
@@ -249,7 +249,7 @@ func (s single) Run(ctx context.Context) {
 	s.working.Add(-1)
 }
 
-// Map sets share ring buffers and tables: the work of one ends before that of the next begins.
+// Map sets share ring buffers and tables: the work of one ends before that of the next starts.
 func TestOneMapSetWorks(t *testing.T) {
 	control := single{working: &atomic.Int32{}, most: &atomic.Int32{}}
 	s := serve(t, control)
@@ -277,7 +277,7 @@ func (c later) Open(l Live) (Running, error) {
 	return c.echo.Open(l)
 }
 
-// A map set that cannot be opened is neither started nor healthy, and the agent can start it again.
+// A map set that cannot be opened is neither started nor healthy, and the agent can retry.
 func TestOpenFails(t *testing.T) {
 	control := later{failures: &atomic.Int32{}}
 	s := serve(t, control)
@@ -313,7 +313,7 @@ func TestOpenFails(t *testing.T) {
 	s.call("/x", nil, 200)
 }
 
-// Maps that never come are reported before the caller gives up.
+// Maps that never arrive are reported before the caller's timeout.
 func TestServeUnknownMapSet(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()
@@ -341,7 +341,7 @@ func (v valued) Fill(m Maps) error {
 	return v.echo.Fill(m)
 }
 
-// Compile fills the maps of the active map set if that is asked, and if nothing but values changes.
+// Compile fills the maps of the active map set if requested, and if only values change.
 func TestCompileFills(t *testing.T) {
 	v := valued{fills: &atomic.Int32{}}
 	s := serve(t, v)

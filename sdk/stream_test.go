@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A client that is slow loses values, and learns how many. The others lose none.
+// A slow client loses values, and is notified of their number. Other clients lose none.
 func TestSlowStreamClient(t *testing.T) {
 	var s Stream[int]
 	slow, fast := s.Open(), s.Open()

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A request to compile is what encoding/json reads of it, whether it has a config alone or not.
+// A request to compile is decoded like by encoding/json, whether it only has a config or not.
 func TestReadCompile(t *testing.T) {
 	for _, body := range []string{`{"config":{"a":[1,"}"]}}`, `{"config":null}`, `{"config":"x"}`, `{}`, `{"config":}`,
 		`{"config":{}`, `{"config":{},"later":{}}`, `{"config":{"a":1},"later":{"config":{"a":2}}}`,

@@ -74,7 +74,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// awaitSocket waits until the agent that was started in the background answers, by asking it.
+// awaitSocket waits until the agent in the background responds.
 func awaitSocket(ts *testscript.TestScript, _ bool, _ []string) {
 	for range 500 {
 		if ts.Exec("kerb", "status") == nil {
@@ -87,7 +87,7 @@ func awaitSocket(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Fatalf("the agent did not start")
 }
 
-// awaitLog waits until agent.log has a line that matches, after the one that was found last.
+// awaitLog waits until agent.log has a matching line after the last match.
 func awaitLog(ts *testscript.TestScript, _ bool, args []string) {
 	pattern := regexp.MustCompile(args[0])
 	for range 500 {
@@ -202,7 +202,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// A reader that has seen enough is no failure to report; a peer that has gone is.
+// A closed pipe of the output is not reported as an error; a closed connection is.
 func TestNobodyReads(t *testing.T) {
 	for name, want := range map[string]bool{os.Stdout.Name(): true, "/run/peer": false} {
 		r, w, err := os.Pipe()

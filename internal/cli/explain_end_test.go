@@ -8,7 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Only a packet with the verdict pass is said to pass: not one with a verdict that this build does not know.
+// Only a packet with the verdict pass is described as passed, and not one with an unknown verdict.
 func TestEndOfExplainedPacket(t *testing.T) {
 	for want, out := range map[string]v1alpha1.ExplainedPacket{
 		"the packet passes":                            {Verdict: "pass"},

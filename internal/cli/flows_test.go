@@ -37,7 +37,7 @@ of web: 3 flows with 9 packets are too small to be kept one by one; 7 packets ar
 	}
 }
 
-// Columns of flows have the names of the API's fields, whatever these are. RTT is of two fields.
+// Columns of flows are named like the API's fields. RTT combines two fields.
 func TestFlowColumnsAreFields(t *testing.T) {
 	fields := map[string]bool{"rtt": true}
 	for f := range reflect.TypeFor[v1alpha1.Flow]().Fields() {
@@ -53,7 +53,7 @@ func TestFlowColumnsAreFields(t *testing.T) {
 	}
 }
 
-// Columns of changes have the names of the API's fields. A time on the command line has its unit behind it.
+// Columns of changes are named like the API's fields. Times on the command line have a unit.
 func TestChangeColumnsAreFields(t *testing.T) {
 	fields := map[string]bool{}
 	for f := range reflect.TypeFor[v1alpha1.ChangeRecord]().Fields() {
@@ -86,7 +86,7 @@ func TestTopColumnsAreNames(t *testing.T) {
 	}
 }
 
-// fullDisk refuses lines while it is full.
+// fullDisk rejects lines while it is full.
 type fullDisk struct {
 	full bool
 	text string
@@ -102,7 +102,7 @@ func (d *fullDisk) WriteLine(line []byte) error {
 
 func (*fullDisk) Close() error { return nil }
 
-// While nothing can be written, that is reported once, and then how many lines are missing: also when the agent ends.
+// A failure to write is reported once, and afterwards the number of lost lines, also when the agent exits.
 func TestFlowsOfAFullDisk(t *testing.T) {
 	var errs strings.Builder
 	disk := &fullDisk{}

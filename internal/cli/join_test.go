@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// Lines of GET /v1/trace that are no packets, about lost events and what is not shown, are noted. What is neither is
-// refused.
+// Lines of GET /v1/trace about lost and omitted events are reported. Other lines that are not packets are rejected.
 func TestReadTrace(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "edge-1.json")
 	read := func(line string) (packets int, notes string, err error) {

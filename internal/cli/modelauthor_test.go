@@ -105,7 +105,7 @@ func TestModelDataThatIsWrong(t *testing.T) {
 	}
 }
 
-// kerb-ml gets the arguments as they are, flags included, and its failure is the command's.
+// kerb-ml gets the arguments unchanged, including flags, and the command fails if kerb-ml fails.
 func TestModelImportRunsKerbML(t *testing.T) {
 	script := write(t, "kerb-ml", "#!/bin/sh\necho \"$@\"\n[ \"$2\" != bad.onnx ]\n")
 	if err := os.Chmod(script, 0o700); err != nil {

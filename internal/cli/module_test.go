@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Lines of a stream are printed when they come: the writer waits for the first before it sends the second.
+// Lines of a stream are printed when they arrive: the writer waits for the first before it sends the second.
 func TestQueryOfAStream(t *testing.T) {
 	fromModule, module := io.Pipe()
 	seen, out := io.Pipe()
@@ -32,7 +32,7 @@ func TestQueryOfAStream(t *testing.T) {
 	}
 }
 
-// Each value of a stream is a line for people, and as the module wrote it in JSON.
+// Each value of a stream is printed as a line of text, or in JSON as the module wrote it.
 func TestQueryOfEvents(t *testing.T) {
 	const event = `{"rule":"#1","time":"2026-01-02T03:04:05Z","verdict":"would drop","source":"192.0.2.1:80","icmpType":0,` +
 		`"gone":null,"none":"","tags":["a","b"]}` + "\n"
@@ -51,7 +51,7 @@ func TestQueryOfEvents(t *testing.T) {
 	}
 }
 
-// What was asked for in YAML comes in YAML or not at all.
+// With -o yaml, the output is YAML or an error.
 func TestQueryInYAML(t *testing.T) {
 	for text, want := range map[string]string{"{\"a\":1}\n{\"a\":2}\n": "---\na: 1\n---\na: 2\n", "": ""} {
 		var out bytes.Buffer
@@ -88,7 +88,7 @@ func TestQueryOfValues(t *testing.T) {
 	}
 }
 
-// endless is a control plane that never stops answering.
+// endless is a control plane with an endless response.
 type endless struct{ read int }
 
 func (e *endless) Read(p []byte) (int, error) {

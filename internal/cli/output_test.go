@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// What a control plane says about itself does not steer the terminal of who reads it.
+// Text of a control plane cannot control the terminal of the reader.
 func TestTerminalIsNotSteered(t *testing.T) {
 	m := v1alpha1.Module{Status: &v1alpha1.ModuleStatus{Conditions: []v1alpha1.Condition{
 		{Type: "Ready", Status: "False", Reason: "Ended", Message: "it last said: \x1b]0;root\a\x1b[2Jfine\r \u009b2J " +
@@ -36,7 +36,7 @@ func TestTerminalIsNotSteered(t *testing.T) {
 	}
 }
 
-// Nor does an event, which has the words of control planes and of who makes requests.
+// Nor can events, which contain text of control planes and clients.
 func TestEventsDoNotSteerTheTerminal(t *testing.T) {
 	body := `{"kind":"Module","name":"fw\u001b[2J","type":"Fuse\u0007","reason":"\u009b2JBlown",` +
 		`"message":"it last said: \u001b]0;root\u0007\u001b[2Jfine\r \u202eelif","count":1}`
@@ -49,7 +49,7 @@ func TestEventsDoNotSteerTheTerminal(t *testing.T) {
 	}
 }
 
-// Events that are missing are reported in words on standard error, which stay one JSON object a line.
+// Missing events are reported on standard error. The output remains one JSON object per line.
 func TestMissingEventsAreSaid(t *testing.T) {
 	body := `{"number":1,"kind":"Agent","type":"Agent","reason":"Started"}` + "\n" + `{"lost":12}` + "\n" +
 		`{"number":20,"kind":"Agent","type":"Agent","reason":"Started"}`
@@ -65,7 +65,7 @@ func TestMissingEventsAreSaid(t *testing.T) {
 	}
 }
 
-// Nor do the steps and warnings of a change, which have names and words of packages.
+// Nor can the steps and warnings of a change, which contain text of packages.
 func TestWarningsDoNotSteerTheTerminal(t *testing.T) {
 	var out, notes bytes.Buffer
 	cmd := &cobra.Command{}
@@ -138,7 +138,7 @@ func openTerminal(t *testing.T) (pty, terminal *os.File) {
 	return pty, terminal
 }
 
-// Watching prints again only what has changed, and ends in order when it is interrupted.
+// --watch prints only after changes, and exits without error when it is interrupted.
 func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var out bytes.Buffer

@@ -53,7 +53,7 @@ func runNoun(ts *testscript.TestScript, noun string, fails bool, args []string) 
 	}
 }
 
-// Only the newest verifier logs of a user stay.
+// Only the newest verifier logs of a user are kept.
 func TestOldVerifierLogsAreRemoved(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	for range 3 * keptLogs {
@@ -64,7 +64,7 @@ func TestOldVerifierLogsAreRemoved(t *testing.T) {
 	}
 }
 
-// Tests of an author fail when a verdict, a reason or a packet is not as expected, and say in what.
+// Tests of an author fail if a verdict, a reason or a packet is not as expected, and report the difference.
 func TestPackageTest(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -132,7 +132,7 @@ func TestPackageTestVerdicts(t *testing.T) {
 	}
 }
 
-// All mistakes in a file with tests are reported at once, with line and column.
+// All errors in a file with tests are reported at once, with line and column.
 func TestPackageTestMistakes(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "test.yaml")
 	for text, want := range map[string][]string{

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// An agent that has begun to start, and does not answer yet, keeps what it has: it locks the node before it opens
+// Purge does not affect an agent that is starting and does not respond yet: the agent locks the node before it opens
 // anything.
 func TestPurgeDuringStart(t *testing.T) {
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func TestPurgeDuringStart(t *testing.T) {
 	}
 }
 
-// With --all nothing is left of any path that the agent has, but for the configuration.
+// --all removes all paths of the agent except the configuration.
 func TestPurgeFilesKnowsAllPaths(t *testing.T) {
 	dir := t.TempDir()
 	p := paths.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), BPF: filepath.Join(dir, "bpf"),
@@ -64,8 +64,7 @@ func TestPurgeFilesKnowsAllPaths(t *testing.T) {
 	}
 }
 
-// The file that the agents of the machine share has the same path whatever the paths of an agent are, and goes with the
-// last one.
+// The file that the agents of the machine share has a fixed path, and is removed with the last agent.
 func TestPurgeUsers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run", "users.lock")
 	f, err := lockfile.Share(path)

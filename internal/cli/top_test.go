@@ -113,7 +113,7 @@ func TestTopOptions(t *testing.T) {
 	}
 }
 
-// screen is what a view shows, with one space between words.
+// screen returns the text of a view, with single spaces.
 func screen(v *topView, width, height int) string {
 	lines := v.draw(width, height)
 	for i := range lines {
@@ -166,7 +166,7 @@ func TestTopKeys(t *testing.T) {
 	}
 }
 
-// The screen has as many lines and columns as the terminal, whatever was scrolled; names are cut, not wrapped.
+// The screen has as many lines and columns as the terminal, also after scrolling; names are truncated, not wrapped.
 func TestTopFits(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {20, 3}, {1, 1}, {200, 2}} {
 		v := topViewOf(t, seconds(1), topLines(2))
@@ -190,7 +190,7 @@ func TestTopFits(t *testing.T) {
 	}
 }
 
-// A series that comes later does not take the samples of the others away, and samples that are known come once.
+// A new series does not remove the samples of others, and repeated samples are ignored.
 func TestTopKeepsSamples(t *testing.T) {
 	lines := topLines(2)
 	more := v1alpha1.HistoryLine{Step: 1, Series: append([]v1alpha1.Series{{Name: "kerb_dropped_packets_per_second",
@@ -209,7 +209,7 @@ func TestTopKeepsSamples(t *testing.T) {
 	}
 }
 
-// topAgent answers with samples, of which the last ones are of now.
+// topAgent serves samples up to the present.
 func topAgent(t *testing.T, names ...string) *app {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "s")
@@ -237,14 +237,14 @@ func topAgent(t *testing.T, names ...string) *app {
 	return &app{socket: socket, output: "table"}
 }
 
-// terminalEnd is what a user has of a terminal.
+// terminalEnd is the user's end of a terminal.
 type terminalEnd struct {
 	t   *testing.T
 	pty *os.File
 	all string
 }
 
-// shows reads until a text comes.
+// shows reads until a text appears.
 func (e *terminalEnd) shows(want string) {
 	e.t.Helper()
 	part := make([]byte, 4096)
@@ -265,7 +265,7 @@ func (e *terminalEnd) types(keys string) {
 	}
 }
 
-// On a terminal kerb top has a screen of its own, takes keys without Enter, and leaves the terminal as it was.
+// On a terminal, kerb top uses the alternate screen, reads keys without Enter, and restores the terminal.
 func TestTopOnATerminal(t *testing.T) {
 	pty, terminal := openTerminal(t)
 	a := topAgent(t)
@@ -295,7 +295,7 @@ func TestTopOnATerminal(t *testing.T) {
 	}
 }
 
-// Names do not steer the terminal.
+// Names cannot control the terminal.
 func TestTopShowsNamesAsText(t *testing.T) {
 	pty, terminal := openTerminal(t)
 	v := topViewOf(t, seconds(1), topLines(1))

@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// The address is neither on a command line nor in a file of which other users could read it.
+// The URL is neither on a command line nor in a file that other users can read.
 func TestOpenBrowserHidesTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	seen := filepath.Join(dir, "seen")

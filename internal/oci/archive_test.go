@@ -82,7 +82,7 @@ func TestMaliciousArchives(t *testing.T) {
 	}
 }
 
-// What follows the end of the archive is bounded, too.
+// Data after the end of the archive is limited, too.
 func TestBombBehindTheEnd(t *testing.T) {
 	var out bytes.Buffer
 	z := gzip.NewWriter(&out)

@@ -64,7 +64,7 @@ func attach(t *testing.T, target string, content []byte, annotations map[string]
 	}
 }
 
-// signBundle signs what target leads to with a bundle alone.
+// signBundle signs the artifact of target with a bundle only.
 func signBundle(t *testing.T, target string, signer *Signer, identity string) {
 	t.Helper()
 	b, err := signer.bundle(rootOf(t, target).Digest, identity)
@@ -74,7 +74,7 @@ func signBundle(t *testing.T, target string, signer *Signer, identity string) {
 	attach(t, target, b.data, map[string]string{annotationPredicate: signPredicate})
 }
 
-// crafted is a bundle that its author has made by hand, with a good signature over payload.
+// crafted returns a hand-made bundle with a valid signature over payload.
 func crafted(t *testing.T, s *Signer, payload string, change func(b *bundle)) []byte {
 	t.Helper()
 	sig, err := s.sign(preAuthEncoding([]byte(payload)))
@@ -106,7 +106,8 @@ func places(t *testing.T) map[string]string {
 		"layout": "oci:" + filepath.Join(t.TempDir(), "limiter") + ":1"}
 }
 
-// A package that only a bundle signs is pulled, stays trusted as long as the key is there, and leaves nothing behind.
+// A package that is signed only with a bundle is pulled, is trusted as long as the key exists, and is removed
+// completely.
 func TestBundle(t *testing.T) {
 	dir := limiter(t)
 	signer, public := author(t, "acme")
@@ -144,7 +145,8 @@ func TestBundle(t *testing.T) {
 	}
 }
 
-// What Kerb signs has both formats, each of which suffices, and a key that came later is found in the store.
+// Kerb signs in both formats, each of which suffices. The stored package is also accepted with a key that is added
+// later.
 func TestBothFormats(t *testing.T) {
 	dir := limiter(t)
 	for name, target := range places(t) {
@@ -168,7 +170,7 @@ func TestBothFormats(t *testing.T) {
 		if _, err := n.Get(target); err != nil {
 			t.Errorf("%s: opened by the second key: %v", name, err)
 		}
-		// An agent of an earlier version removes the bundles, whose annotation it does not know.
+		// An older agent removes the bundles, as it ignores their annotation.
 		n.trusts(public)
 		for _, d := range at.bundles {
 			if err := os.Remove(n.blobPath(d.Digest)); err != nil {
@@ -194,8 +196,8 @@ func bundlesOf(t *testing.T, n node) attached {
 	return at
 }
 
-// A bundle with a name is for this name. One without is for packages with the last part of the name that is asked for:
-// the registry cannot offer another package of the same author.
+// A bundle with a name is valid for this name. One without is valid if the package's own name is the last segment of
+// the requested name, so that the registry cannot substitute another package of the same author.
 func TestNameOfBundle(t *testing.T) {
 	dir := limiter(t)
 	signer, public := author(t, "acme")
@@ -238,8 +240,7 @@ func TestNameOfBundle(t *testing.T) {
 	}
 }
 
-// Bundles that are not what they should be are refused, although the author's key has signed them, and do not hide a
-// good one.
+// Invalid bundles are rejected, although they are signed with the author's key, and do not hide a valid one.
 func TestHostileBundles(t *testing.T) {
 	dir := limiter(t)
 	signer, public := author(t, "acme")
@@ -321,7 +322,7 @@ func TestHostileBundles(t *testing.T) {
 	}
 }
 
-// unused counts the blobs in the store that belong to nothing.
+// unused returns the number of unreferenced blobs in the store.
 func unused(t *testing.T, n node) (count int) {
 	t.Helper()
 	index, err := n.index()
@@ -449,7 +450,7 @@ func TestKindsOfKeys(t *testing.T) {
 	}
 }
 
-// A signature of one platform's manifest is none of the index, and the other way round.
+// A signature of one platform's manifest is not valid for the index, nor vice versa.
 func TestBundleOfManifestInIndex(t *testing.T) {
 	signer, public := author(t, "acme")
 	target := startRegistry(t) + "/acme/limiter:1"
@@ -489,7 +490,7 @@ func TestBundleOfManifestInIndex(t *testing.T) {
 	n.mustPull(target)
 }
 
-// Each byte of a bundle in the store counts.
+// A change of any byte of a stored bundle is detected.
 func TestTamperedBundle(t *testing.T) {
 	n := newNode(t)
 	signer, public := author(t, "acme")
@@ -617,13 +618,13 @@ func TestManyReferrers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := to.Tag(t.Context(), none, signatureTag(none.Digest)); err != nil { // takes the signature away
+		if err := to.Tag(t.Context(), none, signatureTag(none.Digest)); err != nil { // removes the signature
 			t.Fatal(err)
 		}
 	}
 }
 
-// More signatures than nodes read are not made.
+// Signing fails if an artifact has as many signatures as nodes read.
 func TestMostSignatures(t *testing.T) {
 	target := "oci:" + filepath.Join(t.TempDir(), "limiter") + ":1"
 	signer, public := author(t, "acme")

@@ -144,7 +144,7 @@ func (c cosign) p256(name string) {
 	write(c.T, name+".pub", pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: public}))
 }
 
-// What cosign signs, in both formats and to registries of both kinds, is signed for Kerb.
+// Kerb accepts cosign's signatures, in both formats and in both kinds of registries.
 func TestSignedByCosign(t *testing.T) {
 	c, dir := newCosign(t), limiter(t)
 	for _, keyType := range keyTypes {
@@ -172,7 +172,7 @@ func TestSignedByCosign(t *testing.T) {
 	}
 }
 
-// What Kerb signs, cosign verifies in both formats, and nothing else.
+// cosign verifies Kerb's signatures in both formats, and rejects other artifacts.
 func TestVerifiedByCosign(t *testing.T) {
 	c, dir := newCosign(t), limiter(t)
 	for _, keyType := range keyTypes {

@@ -99,7 +99,7 @@ func startRegistry(t *testing.T, options ...registry.Option) string {
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
-// proxy passes requests on to a registry unless answer has answered them, and returns its address.
+// proxy forwards requests to a registry unless answer handles them, and returns its address.
 func proxy(t *testing.T, host string, answer func(w http.ResponseWriter, r *http.Request) bool) string {
 	t.Helper()
 	to := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: host})
@@ -121,7 +121,7 @@ func ref(t *testing.T, text string) Reference {
 	return r
 }
 
-// node is a store with keys of its own.
+// node is a store with separate trusted keys.
 type node struct {
 	*Store
 	t *testing.T
@@ -138,7 +138,7 @@ func (n node) List() (out []*pkgs.Package, err error) {
 	return out, err
 }
 
-// author makes a key. trusts makes nodes believe it.
+// author creates a key. trusts makes nodes trust it.
 func author(t *testing.T, name string) (signer *Signer, public string) {
 	t.Helper()
 	private, public, err := GenerateKey(filepath.Join(t.TempDir(), name))

@@ -141,7 +141,7 @@ func runForeign(t *testing.T, p *pkgs.Package, side chain.Side, want map[uint16]
 	}
 }
 
-// A program moves the packet, and the module behind it finds the headers where they are then.
+// A program moves the packet, and the next module finds the headers at their new position.
 func TestModuleBehindImage(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// pullForever is what a process does until it is killed: it pulls and removes, again and again.
+// pullForever pulls and removes a package repeatedly until the process is killed.
 func pullForever(dir string) {
 	s := NewStore(filepath.Join(dir, "packages"), filepath.Join(dir, "keys"))
 	ref, err := ParseReference("oci:" + filepath.Join(dir, "layout") + ":1")
@@ -25,7 +25,7 @@ func pullForever(dir string) {
 	os.Exit(1)
 }
 
-// TestKilledAtAnyTime kills processes that pull, and expects either all of a package or nothing of it.
+// TestKilledAtAnyTime kills processes during a pull, and expects either the complete package or nothing.
 func TestKilledAtAnyTime(t *testing.T) {
 	dir := t.TempDir()
 	target := "oci:" + filepath.Join(dir, "layout") + ":1"

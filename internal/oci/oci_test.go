@@ -126,7 +126,7 @@ func TestWrongKeyIsRefused(t *testing.T) {
 	}
 }
 
-// A signature must be for this digest and this name: a good one of something else is none.
+// A signature must be for this digest and this name: a valid one for another artifact is rejected.
 func TestSignatureOfAnotherPackage(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")
@@ -234,7 +234,7 @@ func TestTamperedStore(t *testing.T) {
 	}
 }
 
-// A registry that serves other bytes than it says is caught.
+// A registry that serves blobs with a wrong digest is detected.
 func TestTamperingRegistry(t *testing.T) {
 	host, n := startRegistry(t), newNode(t)
 	signer, public := author(t, "acme")
@@ -329,7 +329,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// Whatever a process that was killed leaves behind, the store is as it was before, and the next change cleans up.
+// Files of a killed process do not affect the store, and the next change removes them.
 func TestKilledInTheMiddle(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// A registry that moves a tag cannot take a node back to an older version, however well that is signed.
+// A registry that moves a tag cannot downgrade a node to an older version, even if that is signed.
 func TestDowngrade(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")
@@ -31,7 +31,7 @@ func TestDowngrade(t *testing.T) {
 	if p, err := n.Get(target); err != nil || p.Version != "0.10.0" {
 		t.Errorf("the store leads to %+v, %v", p, err)
 	}
-	n.mustPull(host + "/acme/limiter@" + old.Digest) // what is named by digest is meant
+	n.mustPull(host + "/acme/limiter@" + old.Digest) // a digest is explicit
 	if p, err := n.Pull(t.Context(), ref(t, target), Trust{AllowDowngrade: true}, Transport{}); err != nil ||
 		p.Version != "0.9.0" {
 		t.Errorf("allowed: %+v, %v", p, err)
@@ -50,7 +50,7 @@ func TestCompareVersions(t *testing.T) {
 	}
 }
 
-// A tag that is a version leads to this version; other tags lead anywhere.
+// A tag that is a version must refer to this version; other tags may refer to any.
 func TestTagIsTheVersion(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")
@@ -80,7 +80,7 @@ func TestTagIsTheVersion(t *testing.T) {
 	}
 }
 
-// What is denied is neither pulled nor loaded, by any of its digests. A list that cannot be read denies everything.
+// A package with any denied digest is neither pulled nor loaded. An unreadable list denies everything.
 func TestDenied(t *testing.T) {
 	host, n, dir := startRegistry(t), newNode(t), limiter(t)
 	signer, public := author(t, "acme")
@@ -118,7 +118,7 @@ func TestDenied(t *testing.T) {
 	}
 }
 
-// A key that another user could have put there is none: as sshd's StrictModes.
+// A key that another user could have written is ignored, like with sshd's StrictModes.
 func TestKeysAreStrict(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: changes owners")

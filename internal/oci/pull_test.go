@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// What a program has pulled, the same program removes; what an operator has pulled, before or since, it does not.
+// A program can remove packages that it has pulled, but not those that an operator has pulled before or since.
 func TestOwners(t *testing.T) {
 	host, dir, n := startRegistry(t), limiter(t), newNode(t)
 	signer, public := author(t, "acme")
@@ -49,7 +49,7 @@ func TestOwners(t *testing.T) {
 		t.Errorf("%v, %+v", err, all)
 	}
 	refused("another program", "other", nil)
-	left := filepath.Join(n.dir, ".left") // who locks the store, which writes to the disk, removes it
+	left := filepath.Join(n.dir, ".left") // locking the store, which writes to the disk, removes it
 	write(t, left, nil)
 	refused("another program again", "other", nil)
 	refused("a module is made of it", "fleet", map[string]string{"m": pinned.String()})
@@ -162,8 +162,8 @@ func TestSignersSignNames(t *testing.T) {
 	}
 }
 
-// A registry that sends nothing is waited for as long as Transport.Stall, one that is slow as long as it sends.
-// A registry at an address of the node itself is not asked: programs may trust all that comes from their own node.
+// The timeout for a registry that sends nothing is Transport.Stall; a slow one may take any time while it sends.
+// Registries at addresses of the node itself are rejected, since programs may trust local clients.
 func TestRegistryOnTheNode(t *testing.T) {
 	asked := 0
 	program := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -194,7 +194,7 @@ func TestRegistryOnTheNode(t *testing.T) {
 	}
 }
 
-// What a registry sends in headers is bounded: some of it is in errors, which are kept.
+// Headers of a registry are limited, since errors, which are stored, contain some of them.
 func TestHeadersOfARegistryAreBounded(t *testing.T) {
 	registry := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", strings.Repeat("x", 1<<20))
@@ -255,7 +255,7 @@ func TestStalledRegistry(t *testing.T) {
 	}
 }
 
-// Only what may succeed later without another package is temporary.
+// Only errors after which the same pull may succeed later are temporary.
 func TestTemporary(t *testing.T) {
 	host, dir, n := startRegistry(t), limiter(t), newNode(t)
 	push(t, host+"/acme/open:1", dir, nil)
@@ -289,7 +289,7 @@ func TestTemporary(t *testing.T) {
 	}
 }
 
-// An error is explained in the same words each time, whatever a registry answers and whichever port was used.
+// The explanation of an error does not depend on the text of a registry, nor on the port.
 func TestExplain(t *testing.T) {
 	at := ref(t, "r.example/a/b:1")
 	for _, c := range []struct {

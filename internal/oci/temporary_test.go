@@ -28,8 +28,8 @@ func status(code int) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }
 }
 
-// A registry that fails for a while neither has a signed package refused as unsigned, nor stored as one whose signature
-// was waived.
+// Temporary errors of a registry neither cause a signed package to be rejected as unsigned, nor to be stored with a
+// waived signature.
 func TestTemporaryErrors(t *testing.T) {
 	withoutRetries(t)
 	host := startRegistry(t, registry.WithReferrersSupport(true))
@@ -104,7 +104,7 @@ func TestTemporaryErrors(t *testing.T) {
 	}
 }
 
-// One signature that can be read is enough. What was pulled can be opened, whatever could not be read.
+// One readable signature suffices. A pulled package can be opened, even if other signatures could not be read.
 func TestFormatThatCannotBeRead(t *testing.T) {
 	withoutRetries(t)
 	host := startRegistry(t, registry.WithReferrersSupport(true))

@@ -74,7 +74,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// edit replaces text in a file and fails if it is not there.
+// edit replaces text in a file, and fails if the file does not contain it.
 func edit(t *testing.T, path, old, new string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -324,7 +324,7 @@ func TestBrokenObjectsAreRefused(t *testing.T) {
 	}
 }
 
-// What a caller changes in a data plane is its own. Types, which no caller changes, are not copied for each.
+// Callers get copies of a data plane, which they may change. Types are shared, as no caller changes them.
 func TestSpecIsFresh(t *testing.T) {
 	p, err := Open(scaffold(t))
 	if err != nil {

@@ -15,8 +15,7 @@ func builtPackage(t *testing.T) *Package {
 	return p
 }
 
-// What a change asks of a package does not make it read an object or compile a schema again, however long ago the last
-// change was.
+// A change neither reads objects nor compiles the schema of a package again, however long ago the last change was.
 func TestFactsAreReadOnce(t *testing.T) {
 	p := builtPackage(t)
 	reads := 0
@@ -52,7 +51,7 @@ func TestFactsAreReadOnce(t *testing.T) {
 	}
 }
 
-// An object that cannot be used is an error of its hook each time.
+// An unusable object causes an error for its hook each time.
 func TestFactsOfBadObject(t *testing.T) {
 	p := builtPackage(t)
 	p.objects[HookTC] = func() []byte { return []byte("no object") }

@@ -138,7 +138,7 @@ func TestManifestErrors(t *testing.T) {
 	}
 }
 
-// All that a manifest has wrong is reported at once, with line and column.
+// All errors in a manifest are reported at once, with line and column.
 func TestManifestErrorsHavePlaces(t *testing.T) {
 	for text, want := range map[string]string{
 		goodManifest + "faliurePolicy: open\nmaps: {\n  confg: [a]}\nfrags: 3\n": "" +

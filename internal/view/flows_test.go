@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// A module that nothing is known of has no name, and of its own reasons the number.
+// An unknown module has no name, and its own drop reasons are shown as numbers.
 func TestUnknownDropper(t *testing.T) {
 	n := flowNames{droppers: map[uint32]status.Dropper{}}
 	f := n.complete(&sdk.FlowRecord{Drop: &sdk.FlowDrop{Module: 7, Reason: 33}})

@@ -26,7 +26,7 @@ func convolution(r *rand.Rand, length int, c Conv) *Document {
 	return d
 }
 
-// A convolution written out as a dense layer computes what its definition says.
+// A convolution unrolled to a dense layer computes the same as its definition.
 func TestConvolution(t *testing.T) {
 	r := seed.Rand(t)
 	for _, c := range []Conv{{Channels: 2, Kernel: 3}, {Channels: 1, Kernel: 3, Padding: 1},

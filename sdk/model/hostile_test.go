@@ -15,8 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// Whatever is in the maps, inference ends, and stays within them: models that are noise, and good ones with bytes
-// changed.
+// Inference terminates and stays within the maps for any content: random models, and valid ones with changed bytes.
 func TestNoiseInTheMapsIsHarmless(t *testing.T) {
 	r, k := seed.Rand(t), newKernel(t)
 	models, good := k.coll.Maps["models"], pack(t, forest(r, Forest, 8, 3, 5, 4, false), names(8)).Bytes()
@@ -187,7 +186,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever parses and packs can be run.
+// FuzzParse checks that every document that parses and packs can be evaluated.
 func FuzzParse(f *testing.F) {
 	for _, d := range []*Document{goodMLP(), goodForest()} {
 		text, err := json.Marshal(d)
@@ -227,7 +226,7 @@ func TestBombsAreRefused(t *testing.T) {
 	}
 }
 
-// The largest forest that can be loaded is no bomb.
+// The largest forest that can be loaded is within the limits of Parse.
 func TestTheLargestForestIsRead(t *testing.T) {
 	d := forest(seed.Rand(t), Forest, 8, MaxClasses, 31, 9, true)
 	text, err := json.Marshal(d)

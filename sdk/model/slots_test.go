@@ -31,7 +31,7 @@ var changes = flag.Int("changes", 300, "how often a model is changed under load"
 
 const versions = 64
 
-// A model is changed while every CPU infers: every decision is one version's, the one it says.
+// A model is replaced while every CPU evaluates it: each decision is made by exactly the version that it reports.
 func TestChangesAreNeverTorn(t *testing.T) {
 	k := newKernel(t)
 	models, scores := checkingModels(t)
@@ -54,7 +54,7 @@ func TestChangesAreNeverTorn(t *testing.T) {
 	}
 }
 
-// The same, written over the model that is at work: the checking model reports it.
+// The same, but overwriting the active model: the checking model detects it.
 func TestCheckingModelTells(t *testing.T) {
 	k := newKernel(t)
 	models, scores := checkingModels(t)
@@ -157,7 +157,7 @@ func TestRolesAndUnload(t *testing.T) {
 	}
 }
 
-// Another process, which does not know the first one's slots, continues with the same maps.
+// Another process, which does not know the first one's slots, can continue with the same maps.
 func TestSlotsOutliveTheirProcess(t *testing.T) {
 	k := newKernel(t)
 	k.load(pack(t, checking(3), names(1)))

@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The control plane of a module works on the maps that packets have met, in both directions and on both hooks.
+// The control plane of a module uses the same maps as its data plane, in both directions and on both hooks.
 func TestControlPlaneSeesPackets(t *testing.T) {
 	for _, hook := range []string{"tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
