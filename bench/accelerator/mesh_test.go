@@ -231,7 +231,7 @@ func TestMeshCommand(t *testing.T) {
 			t.Errorf("%s: %+v", config, c)
 		}
 	}
-	if want := "kerb allows ["; !strings.Contains(table.String(), want) {
+	if want := "kerb is configured to include ["; !strings.Contains(table.String(), want) {
 		t.Errorf("%q is not in\n%s", want, &table)
 	}
 }
