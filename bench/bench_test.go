@@ -101,7 +101,7 @@ func TestInterleaveStopsAtAnError(t *testing.T) {
 	}
 }
 
-// withExperiment registers e for one test.
+// withExperiment registers e during a test.
 func withExperiment(t *testing.T, e Experiment) {
 	Register(e)
 	t.Cleanup(func() { delete(experiments, e.Name) })
@@ -229,7 +229,7 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// The time left is what was expected until some rounds are over, and then what these took for each of the others.
+// The remaining time is the expected one until some rounds are complete, and then estimated from these.
 func TestTimeLeft(t *testing.T) {
 	var progress bytes.Buffer
 	run := NewRun(Experiment{Name: "x"}, false, 4, []string{"a", "b"}, &progress)
@@ -254,8 +254,8 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
-// A config that cannot be measured here is left out with a note, and what was opened is closed, the newest first, also
-// if a later config cannot be opened.
+// A config that cannot be measured here is left out with a note. Opened configs are closed in reverse order, also if a
+// later one cannot be opened.
 func TestInterleaveOpens(t *testing.T) {
 	var events []string
 	opening := func(config string, wrong error) Trial {

@@ -27,7 +27,7 @@ func TestKernelCounts(t *testing.T) {
 	}
 }
 
-// Each round has its steal, in the order of the other figures, and a run says how many rounds had more than 1%.
+// Each round has its steal, in the order of the other metrics, and a note says how many rounds had more than 1%.
 func TestStealOfRounds(t *testing.T) {
 	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x"}, Run: func(ctx context.Context, run *Run) error {
 		for _, steal := range []float64{0, 1, 1.5, 0, 30} {
@@ -51,7 +51,7 @@ func TestStealOfRounds(t *testing.T) {
 	}
 }
 
-// The costs of a trial that records its figures itself are under its own load, those of the job next to it, too.
+// The costs of a trial that records its samples itself, including the speed of the compute job, are under its own load.
 func TestCostsOfOwnLoads(t *testing.T) {
 	r := testRun(Experiment{Name: "x", Loads: []string{"l"}}, 5)
 	r.Bystander = true
@@ -75,8 +75,7 @@ func TestCostsOfOwnLoads(t *testing.T) {
 	}
 }
 
-// A further round reports what a compute job next to it loses; of its own figures, notes and reasons to distrust it
-// nothing is kept.
+// An additional round reports the slowdown of a compute job; its own results, notes and invalidations are discarded.
 func TestBystander(t *testing.T) {
 	r := testRun(Experiment{Name: "x", Loads: []string{"l"}}, 5)
 	r.Bystander = true

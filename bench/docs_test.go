@@ -20,7 +20,7 @@ var (
 	shown   = regexp.MustCompile(`figures/[a-z0-9_-]+\.svg`)
 )
 
-// The plots of docs/benchmarks.md are what its commands draw from the reports alongside it, and there are no others.
+// The plots of docs/benchmarks.md are those that its commands draw from the stored reports, and there are no others.
 func TestDocumentedPlots(t *testing.T) {
 	text, err := os.ReadFile(page)
 	if err != nil {

@@ -20,7 +20,7 @@ func zones(first, second string) fstest.MapFS {
 	return files
 }
 
-// Energy is that of the packages, whose counters begin again at 0.
+// Energy is that of the packages, whose counters wrap to 0.
 func TestEnergy(t *testing.T) {
 	before, ok := ReadEnergy(zones("100", "900000"))
 	after, _ := ReadEnergy(zones("200100", "100000"))

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// Each kind of figure shows all configs, and every SVG is one.
+// Each kind of plot shows all configs, and every file is valid SVG.
 func TestFiguresOfWorks(t *testing.T) {
 	run := testRun(Experiment{Name: "x"}, 5)
 	for i, config := range []string{"old", "new"} {

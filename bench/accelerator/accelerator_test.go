@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// compiled are the programs, once for all tests.
+// compiled returns the programs, compiled once for all tests.
 var compiled = sync.OnceValues(func() (*tools, error) { return compile(context.Background(), "one") })
 
 func newExperiment(t *testing.T, where string) *experiment {
@@ -62,7 +62,7 @@ func newExperiment(t *testing.T, where string) *experiment {
 	return e
 }
 
-// measure is one round of a workload, or skips where it cannot be had.
+// measure measures one round of a workload, or skips the test if it is not available.
 func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 	t.Helper()
 	w := e.workload(name)
@@ -84,7 +84,7 @@ func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 	return samples
 }
 
-// figuresOf are what a workload promises.
+// figuresOf returns the metrics that a workload must report.
 func figuresOf(name string) []string {
 	switch kind, _, _ := strings.Cut(name, "-"); kind {
 	case "echo":
@@ -117,7 +117,7 @@ func checkFigures(t *testing.T, name string, samples []bench.Sample) {
 	}
 }
 
-// Everything is there with IPv6, too.
+// Everything works with IPv6, too.
 func TestIPv6(t *testing.T) {
 	e := newExperiment(t, "proxy")
 	e.family = "6"
@@ -126,7 +126,7 @@ func TestIPv6(t *testing.T) {
 	}
 }
 
-// Every workload gives its figures, over TCP and where that can be over AF_UNIX.
+// Every workload reports its metrics, over TCP and, where possible, over AF_UNIX.
 func TestWorkloads(t *testing.T) {
 	e := newExperiment(t, "loopback")
 	for _, w := range workloads {
@@ -140,7 +140,7 @@ func TestWorkloads(t *testing.T) {
 	checkFigures(t, "redis-1", measure(t, e, "unix", "redis-1"))
 }
 
-// With the accelerator pings are redirected; a stream is left to TCP, but not by the design that redirects everything.
+// With the accelerator, pings are redirected; a stream stays on TCP, unless everything is redirected.
 func TestKerb(t *testing.T) {
 	for config, accelerated := range map[string]map[string]float64{
 		"kerb":         {"echo-24": 1, "stream-64": 0},
@@ -165,7 +165,7 @@ func TestKerb(t *testing.T) {
 	}
 }
 
-// The client reaches the server at every place, whatever is between them.
+// The client reaches the server at every place.
 func TestPlaces(t *testing.T) {
 	for _, where := range places[1:] {
 		for _, proxy := range proxyNames() {
@@ -186,7 +186,7 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// A server that answers wrongly or cuts a stream short voids the run.
+// A server with wrong replies, or one that truncates a stream, invalidates the run.
 func TestClientSees(t *testing.T) {
 	e := newExperiment(t, "loopback")
 	c, err := e.contender(t.Context(), "plain")
@@ -223,7 +223,7 @@ func TestClientSees(t *testing.T) {
 	}
 }
 
-// serveBy has a function of this process in the server's place.
+// serveBy replaces the server by a function of this process.
 func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	t.Helper()
 	var l net.Listener

@@ -25,7 +25,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// pinged is a mesh in which a client was connected to the echo server, and got this message back.
+// pinged is a mesh in which a client connected to the echo server and received its message.
 func pinged(t *testing.T, c *contender, message [24]byte) {
 	t.Helper()
 	w := c.workload("echo")
@@ -97,7 +97,7 @@ func (w wire) payloads(t *testing.T, each func(from, to uint16, payload []byte))
 	}
 }
 
-// What the pods say to each other crosses the node in clear without a mesh, and with sidecars or ztunnel in TLS.
+// Traffic between the pods is unencrypted on the node without a mesh, and in TLS with sidecars or ztunnel.
 func TestWireOfMeshes(t *testing.T) {
 	message := [24]byte([]byte("012 in clear on the wire"))
 	for where, port := range map[string]uint16{"none": 0, "ambient": ambient.HBONEPort, "sidecar": firstPort} {
@@ -129,7 +129,7 @@ func TestWireOfMeshes(t *testing.T) {
 	}
 }
 
-// ztunnel itself says that it carries the pods' connections, at either end, with mutual TLS.
+// By its own metrics, ztunnel carries the pods' connections with mutual TLS, at both ends.
 func TestAmbientCounts(t *testing.T) {
 	c := openedMesh(t, "ambient")
 	pinged(t, c, [24]byte{})

@@ -65,7 +65,7 @@ func checkMeshFigures(t *testing.T, name string, samples []bench.Sample) {
 	}
 }
 
-// Every workload reaches the server by the service's address through every mesh, and gives its figures.
+// Every workload reaches the server at the service's address through every mesh, and reports its metrics.
 func TestMeshes(t *testing.T) {
 	for _, where := range meshes {
 		t.Run(where, func(t *testing.T) {
@@ -80,8 +80,8 @@ func TestMeshes(t *testing.T) {
 	}
 }
 
-// With the accelerator all connections between the programs of a mesh are redirected, but in ambient mode, as each has
-// ztunnel at an end. With redirect-all, those are, too.
+// With the accelerator, all connections between the programs of a mesh are redirected, except in ambient mode, where
+// each has ztunnel at an end. With redirect-all, these are redirected, too.
 func TestMeshKerb(t *testing.T) {
 	for name, c := range map[string]struct {
 		where, config string
@@ -112,8 +112,7 @@ func TestMeshKerb(t *testing.T) {
 	}
 }
 
-// What arrives at a pod with a sidecar, and not from another sidecar, is refused: the way between the two is TLS with
-// certificates on both sides.
+// A pod with a sidecar rejects connections that do not come from another sidecar: sidecars use mutual TLS.
 func TestSidecarsAuthenticate(t *testing.T) {
 	c := openedMesh(t, "sidecar")
 	w := c.workload("echo")
@@ -155,7 +154,7 @@ func TestSidecarsAuthenticate(t *testing.T) {
 	}
 }
 
-// Packets of the cilium-like path do not cross the node's stack: what it would drop arrives.
+// Packets of the cilium-like path bypass the node's stack: packets that it would drop arrive.
 func TestPeersAreRedirected(t *testing.T) {
 	c := openedMesh(t, "cilium-like")
 	drop := "table ip filter { chain forward { type filter hook forward priority 0; policy drop; }; }\n"
@@ -205,7 +204,7 @@ func TestParseMemtier(t *testing.T) {
 	}
 }
 
-// The command ends with a report of all configs.
+// The command writes a report with all configs.
 func TestMeshCommand(t *testing.T) {
 	newMeshExperiment(t, "none")
 	path := filepath.Join(t.TempDir(), "mesh.json")
@@ -236,7 +235,7 @@ func TestMeshCommand(t *testing.T) {
 	}
 }
 
-// `kerb bench paper` measures shares of the published amounts, down to what is enough for figures.
+// `kerb bench paper` measures fractions of the published amounts, down to a minimum.
 func TestShares(t *testing.T) {
 	whole := lengthsOf(false)
 	if got := whole.share(0); got != whole {

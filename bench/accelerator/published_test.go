@@ -27,7 +27,8 @@ func openedContender(t *testing.T, config string) *contender {
 	return c
 }
 
-// The published keys find the other end behind a service's address, which is translated: messages are no segments.
+// The published keys find the other end behind a translated service address: messages are redirected, not sent as
+// segments.
 func TestPublishedKeys(t *testing.T) {
 	for config, redirected := range map[string]bool{"plain": false, publishedKeys: true} {
 		c := openedContender(t, config)
@@ -128,7 +129,7 @@ func (c *contender) listenOutside(t *testing.T, got chan<- string) (port string)
 	return port
 }
 
-// What does not work with the published design has a note, and the run continues.
+// If a workload fails with the published design, the report has a note, and the run continues.
 func TestPublishedFailures(t *testing.T) {
 	e := newVariant(mesh)
 	e.run = bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)

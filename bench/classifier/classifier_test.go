@@ -59,7 +59,7 @@ func TestExperiment(t *testing.T) {
 	}
 }
 
-// The models that are timed are valid, use what they claim, and decide both ways.
+// The measured models are valid, use the declared features, and decide for both classes.
 func TestModels(t *testing.T) {
 	small, err := network(model.Int8, []int{16, 32, 16, 2})
 	if err != nil {

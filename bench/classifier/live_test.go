@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// The frames that are sent are of all kinds and sources, as the extractor's model in Go reads them.
+// By the extractor's Go implementation, the sent frames are of all kinds and sources.
 func TestFrames(t *testing.T) {
 	buf := make([]byte, datagram)
 	for kind, want := range []int{extract.DIS, extract.DIO, extract.DAO, extract.Other} {
@@ -67,7 +67,8 @@ func open(t *testing.T, config, when string) (*experiment, *border) {
 	return &experiment{run: bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)}, b
 }
 
-// A classifier that saw all and asked its model is fine; frames that are lost, not counted, or not judged void a run.
+// A run is valid if the classifier counted all frames and evaluated its model; frames that are lost, not counted or not
+// evaluated invalidate it.
 func TestAccount(t *testing.T) {
 	e, b := open(t, "kernel", "packet")
 	var f flow
@@ -99,7 +100,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// Frames that do not arrive are lost, and their turn has no rate.
+// Frames that do not arrive count as lost, and their turn has no rate.
 func TestLost(t *testing.T) {
 	_, b := open(t, "bare", "window")
 	err := b.network.Do(func() (err error) {
@@ -117,7 +118,7 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// A round that is over before a turn counts has one of each config nevertheless.
+// A round that ends before a turn counts still has one turn of each config.
 func TestShortRound(t *testing.T) {
 	_, b := open(t, "bare", "window")
 	flows := make([]flow, 1)
@@ -126,7 +127,7 @@ func TestShortRound(t *testing.T) {
 	}
 }
 
-// Each new version judges once the agent has it.
+// Each new version is evaluated once the agent has it.
 func TestChangeModel(t *testing.T) {
 	_, b := open(t, "user", "packet")
 	before := b.version
@@ -137,7 +138,7 @@ func TestChangeModel(t *testing.T) {
 	}
 }
 
-// Frames of all sizes come through without a program and with one, also those that are too small for a message.
+// Frames of all sizes arrive without a program and with one, also those that are too small for a message.
 func TestSizes(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF and network namespaces")
@@ -160,7 +161,7 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// Each sample of the time in softirqs is a share of the CPU, and frames come at the rate that was asked for.
+// Each sample of the time in softirqs is a fraction of the CPU, and frames arrive at the requested rate.
 func TestSoftirqs(t *testing.T) {
 	e, b := open(t, "kernel", "window")
 	if err := e.softirqRound(t.Context(), "softirq/1s", []*border{b}, 0); err != nil {

@@ -48,7 +48,7 @@ func TestHavePython(t *testing.T) {
 	}
 }
 
-// Each load gives all figures that it promises, with a real agent.
+// Each load reports all its metrics, with a real agent.
 func TestLoads(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -79,7 +79,7 @@ func TestSetIsOfIntervalsOnlyWhereNeeded(t *testing.T) {
 	}
 }
 
-// The first layer that has a match has the rule that decides, and rules of a layer do not overlap.
+// The first layer with a match contains the deciding rule, and rules of a layer do not overlap.
 func TestLayersKeepTheOrder(t *testing.T) {
 	for _, kind := range []string{"acl", "ipc", "fw"} {
 		rules, err := Rules("classbench-"+kind, 1000, client)
@@ -147,7 +147,7 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 	}
 }
 
-// Maps and chains of nftables decide on packets of overlapping rules as the first match does.
+// Maps and chains of nftables have the same result for overlapping rules as the first match.
 func TestNFTablesKeepsTheOrder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -175,7 +175,7 @@ func TestNFTablesKeepsTheOrder(t *testing.T) {
 	}
 }
 
-// An open wall is seen to be open.
+// A firewall that is not in effect is detected.
 func TestVerifySeesAMissingFirewall(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Every controller has all kinds of messages during a flood, and its instructions are back at the sensors.
+// Every controller receives all kinds of messages during a flood, and its instructions reach the sensors.
 func TestControllers(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated machines are too slow for the rates")
@@ -76,7 +76,8 @@ func discarding() *controller {
 	return &controller{experiment: experiment{run: run}}
 }
 
-// A flood that ends by itself voids the run, one that is slow is noted: rounds without it are not rounds under it.
+// A flood that exits early invalidates the run, and a slow one causes a note, since rounds must be measured under the
+// flood.
 func TestFloodIsChecked(t *testing.T) {
 	full, slow := `{"sent":100000,"seconds":1.0}`, `{"sent":100000,"seconds":1.1}`
 	for name, c := range map[string]struct {
@@ -102,7 +103,7 @@ func TestFloodIsChecked(t *testing.T) {
 	}
 }
 
-// The rates of all rounds are in one note, whatever they are.
+// The rates of all rounds are in one note.
 func TestFloodsAreNotedOnce(t *testing.T) {
 	b := discarding()
 	for _, sent := range []int{70000, 100000, 62000} {

@@ -70,7 +70,7 @@ func named(name string) config {
 	return configs[slices.IndexFunc(configs, func(c config) bool { return c.name == name })]
 }
 
-// open skips the test where there is no such place.
+// open skips the test if the place is not available.
 func (e *experiment) open(t *testing.T, hook string) *place {
 	t.Helper()
 	p, err := e.place(hook)
@@ -165,7 +165,7 @@ func TestT1IsTakenInFront(t *testing.T) {
 	}
 }
 
-// A round without T1 is no round: it is repeated, and in the end an error.
+// A round without T1 is repeated, and finally an error.
 func TestWithoutT1(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "plain")
@@ -247,7 +247,7 @@ func (p *place) packets() (n uint64) {
 	return n + dropped
 }
 
-// The CPU time of an idle receiver differs from that of a busy one.
+// An idle receiver uses less CPU time than a busy one.
 func TestCPU(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "stamp")
@@ -299,7 +299,7 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// A run that has ended leaves no places to the next one, which would find them closed.
+// A run leaves no closed places to the next one.
 func TestPlacesEnd(t *testing.T) {
 	e := &experiment{tools: &tools{Programs: bench.Programs{Dir: t.TempDir()}},
 		places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
@@ -308,7 +308,7 @@ func TestPlacesEnd(t *testing.T) {
 	}
 }
 
-// What Kerb costs includes its agent; a socket on the same node does not need that.
+// Kerb's costs include the agent; those of a socket on the same node do not.
 func TestCostHasAgent(t *testing.T) {
 	e, agent := &experiment{}, 0.5
 	sent, received, idle := sentBy{agent: &agent}, receivedBy{CPU: 0.25}, load{}

@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/kmod"
 )
 
-// loadKmod puts the kernel module into the kernel of an emulated machine, for one test.
+// loadKmod loads the kernel module on an emulated machine, for one test.
 func loadKmod(t *testing.T) (loaded bool) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") == "" {
@@ -41,7 +41,7 @@ func loadKmod(t *testing.T) (loaded bool) {
 	return true
 }
 
-// The same packets come through eBPF and through the kernel module, in the same order, and none is lost.
+// eBPF and the kernel module deliver the same packets in the same order, without loss.
 func TestKmodAsEBPF(t *testing.T) {
 	const packets = 5000
 	if !loadKmod(t) {

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
-// installed builds what a node has.
+// installed builds the programs of a node.
 func installed(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -42,7 +42,7 @@ func installed(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// ADDs of a burst overlap, pods are services of the agent only with kerb-cni, and nothing is left of either.
+// ADDs of a burst overlap; pods are services of the agent only with kerb-cni; nothing is left afterwards.
 func TestBurst(t *testing.T) {
 	installed(t)
 	n, err := start()
@@ -111,7 +111,7 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// Without the plugins the error says where they were looked for.
+// Without the plugins, the error lists the searched directories.
 func TestNoPlugins(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"kerb-cni", "bridge"} {
@@ -129,7 +129,7 @@ func TestNoPlugins(t *testing.T) {
 	}
 }
 
-// Without the API server's program the error says how to get it, and the loads are left out.
+// Without the API server's program, the loads are left out with a note about how to get it.
 func TestNoAPIServer(t *testing.T) {
 	kubeAPI = ""
 	e, _ := bench.Find("kube")

@@ -72,7 +72,7 @@ func report(b *testing.B, late []float64) {
 	b.ReportMetric(bench.Percentile(late, 99.9), "p99.9-us")
 }
 
-// lateness returns by how many us each of n sleeps was too long, while change is called again and again.
+// lateness returns by how many us each of n sleeps was too long, while change is called repeatedly.
 func lateness(n int, change func()) []float64 {
 	late, done := make([]float64, n), make(chan struct{})
 	go func() {

@@ -29,7 +29,7 @@ func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, 
 	return g
 }
 
-// Each way leads to the other node, and gives every figure.
+// Each config reaches the other node, and reports all metrics.
 func TestEveryWayLeadsToTheServer(t *testing.T) {
 	for name, load := range loads {
 		for i, c := range configsOf(load) {

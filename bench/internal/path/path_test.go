@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Streams that begin while the server is busy with another one wait for its end.
+// Streams that start while the server is busy with another one wait for its end.
 func TestBusyServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -31,8 +31,8 @@ func TestSweepRates(t *testing.T) {
 	}
 }
 
-// What a receiver's buffer has no room for is not lost on the way, and ends a sweep as the generator's limit, as does
-// a sender that falls behind.
+// Packets dropped because the receiver's buffer is full do not count as lost on the path. They end a sweep with the
+// generator's limit, as does a sender that falls behind.
 func TestWhoseLimit(t *testing.T) {
 	const second = time.Second
 	rate := 8 * datagram * 1000 / 1e6 // 1000 packets a second
@@ -106,7 +106,7 @@ func TestSweepFindsTheBottleneck(t *testing.T) {
 	}
 }
 
-// A path that nothing answers on ends in an error, or in packets that are all lost, and not in a latency.
+// A path without replies yields an error, or the loss of all packets, and no latency.
 func TestSweepWithoutAWay(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

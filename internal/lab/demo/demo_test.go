@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// What the demo shows as a whole is checked by make demo-check; here are the parts that a good run does not use.
+// make demo-check tests the demo as a whole; these tests cover code that a successful run does not execute.
 
 func TestAFailedCheckIsToldAndCounted(t *testing.T) {
 	var out strings.Builder
@@ -46,7 +46,7 @@ func TestAnErrorCountsAsAFailure(t *testing.T) {
 	}
 }
 
-// A check of what Ctrl-C has cut off is no failure; one that held, and those before and after, are printed.
+// A failed check after Ctrl-C does not count as a failure; passed checks, and all before and after, are printed.
 func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	var out strings.Builder
 	ctx, interrupt := context.WithCancel(t.Context())
@@ -67,7 +67,7 @@ func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	}
 }
 
-// Ctrl-C ends a wait at once.
+// Ctrl-C ends a wait immediately.
 func TestAWaitEndsWithItsContext(t *testing.T) {
 	ctx, interrupt := context.WithCancel(t.Context())
 	asked := 0
@@ -93,7 +93,7 @@ func alone(t *testing.T) {
 	}
 }
 
-// The demo's cgroup is gone at the end, however far the demo came, and wherever it was before.
+// The demo's cgroup is removed at the end, regardless of how far the demo came and of its previous cgroup.
 func TestTheCgroupIsLeft(t *testing.T) {
 	alone(t)
 	dir, err := cgroupDir()
@@ -126,7 +126,7 @@ func TestTheCgroupIsLeft(t *testing.T) {
 	}
 }
 
-// What is pinned is looked for at the end; a demo that pins no program says so.
+// Pinned programs are checked at the end; a demo without pinned programs is an error.
 func TestProgramsAreNoted(t *testing.T) {
 	alone(t)
 	d := &demo{teller: newTeller(io.Discard, true)}
@@ -199,7 +199,7 @@ func TestTheWebServerRefusesBadPorts(t *testing.T) {
 	}
 }
 
-// What KEEP=1 prints works when it is pasted into a shell that has never heard of this checkout.
+// The commands that KEEP=1 prints work when pasted into a new shell.
 func TestThePrintedEnvironmentFindsKerb(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "a checkout", "kerb")
 	if err := errors.Join(os.Mkdir(filepath.Dir(program), 0o755),

@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// Random code computes the same in the kernel, and in as many instructions as it has.
+// Random code has the same results in the kernel, and the expected number of instructions.
 func TestArithmeticLikeKernel(t *testing.T) {
 	sdktest.NeedRoot(t)
 	random := rand.New(rand.NewPCG(19, 9))

@@ -11,7 +11,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// What the verifier refuses is an error, and not memory of something else.
+// Invalid memory accesses, which the verifier rejects, are errors.
 func TestFaults(t *testing.T) {
 	packet := asm.LoadMem(asm.R6, asm.R1, 0, asm.Word)
 	for want, code := range map[string]asm.Instructions{
@@ -36,7 +36,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// The number of instructions is that of the path, with a call and what it calls.
+// The number of instructions is that of the executed path, including called functions.
 func TestExecuted(t *testing.T) {
 	p, err := Load(asm.Instructions{
 		asm.Mov.Imm(asm.R0, 3),

@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// Helpers that change a packet do what the kernel does, with arguments that it refuses, too.
+// Helpers that change a packet behave like in the kernel, also with invalid arguments.
 func TestHelpersLikeKernel(t *testing.T) {
 	sdktest.NeedRoot(t)
 	random := rand.New(rand.NewPCG(7, 7))

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// A program that is built again is not linked again unless its source or the flags differ, and what was built before
-// stays as it is.
+// A program is linked again only if its source or the flags have changed. Earlier copies remain unchanged.
 func TestBuild(t *testing.T) {
 	t.Chdir(t.TempDir())
 	write(t, "go.mod", "module kerb.test/m\n\ngo 1.24\n")

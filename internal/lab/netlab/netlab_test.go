@@ -30,7 +30,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// openLab clears what a killed run left and checks afterwards that nothing is.
+// openLab removes what a killed run left, and checks at the end that nothing remains.
 func openLab(t *testing.T, opts Options) *Lab {
 	t.Helper()
 	needRoot(t)
@@ -297,7 +297,7 @@ func TestManyHosts(t *testing.T) {
 	t.Logf("removed in %v", time.Since(start))
 }
 
-// Two labs with a wire between them: their nodes reach each other by it.
+// The nodes of two labs reach each other by a wire.
 func TestConnect(t *testing.T) {
 	a := openLab(t, Options{OwnNode: true})
 	b, err := Open(testPrefix+"b", Options{OwnNode: true})
@@ -321,7 +321,7 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-// The lab of a running process stays; that of a killed process is removed.
+// Sweep keeps the lab of a running process, and removes that of a killed process.
 func TestSweepDead(t *testing.T) {
 	needRoot(t)
 	lab, err := NewIn(testPrefix)
@@ -346,7 +346,7 @@ func TestSweepDead(t *testing.T) {
 	}
 }
 
-// Open removes what a process left that was killed, and leaves the lab of a running one alone.
+// Open removes what a killed process left, and does not affect the lab of a running process.
 func TestOpenAfterAKill(t *testing.T) {
 	killed := openLab(t, Options{OwnNode: true})
 	addHost(t, killed, "a", HostOptions{})
@@ -365,8 +365,8 @@ func TestOpenAfterAKill(t *testing.T) {
 	}
 }
 
-// Hosts keep their gateway while others come: the bridge's hardware address would become that of the port with the
-// lowest one.
+// Hosts keep their gateway while hosts are added: by default, the bridge would take the lowest hardware address of its
+// ports.
 func TestGatewayKeepsItsAddress(t *testing.T) {
 	lab := openLab(t, Options{OwnNode: true, Gateway: true})
 	mac := func() string {

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// What an authority issues is valid by its certificate, and not by another authority's; the files fit together.
+// Certificates of an authority are valid with its CA certificate, but not with that of another one; certificate and key
+// files match.
 func TestIssue(t *testing.T) {
 	dir := t.TempDir()
 	ca, err := New(dir)

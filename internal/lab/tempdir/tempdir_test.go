@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	time.Sleep(time.Minute) // until it is killed
 }
 
-// Directories of running processes stay. Those of killed ones are removed with their content and pins, also when the
-// directory is in another TMPDIR, or was removed before.
+// Directories of running processes are kept. Those of killed processes are removed with their content and pins, also if
+// the directory is in another TMPDIR, or was removed before.
 func TestSweep(t *testing.T) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(pins, &fs); os.Geteuid() != 0 || err != nil || fs.Type != unix.BPF_FS_MAGIC {

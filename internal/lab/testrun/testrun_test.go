@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A program that counts its runs has counted as many as were asked for, although signals came meanwhile.
+// A program runs exactly as often as requested, despite signals.
 func TestRunIsNotInterrupted(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// What is translated is the packet that its sender would have made with the other addresses, however short it is.
+// A translated packet is the one that its sender would have sent with the other addresses, for all lengths.
 func TestPacketBetween(t *testing.T) {
 	ports := packet.Ports{Src: 1000, Dst: 2000}
 	for _, f := range []packet.Fields{{UDP: &ports}, {UDP: &ports, Payload: "odd"},
