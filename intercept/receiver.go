@@ -251,7 +251,8 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 // Receive releases the packets of the previous call and waits for new ones, at most for the timeout; 0 polls, a
 // negative one waits indefinitely. It returns their number. Packets that are held for longer than the watchdog of the
 // class count as unread: packets that would be stolen continue to the network stack until the held ones are released.
-// The receiver follows new configurations of the module and restarts of the agent by itself.
+// The receiver follows new configurations of the module and restarts of the agent by itself: the call that does so
+// also waits for the module's answer, at most 10 s.
 func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
 	if r.ring == nil {
 		return 0, ErrClosed
@@ -262,6 +263,9 @@ func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error)
 		return n, nil
 	}
 	if timeout == 0 {
+		if r.ring.pending() { // a record that is being written comes before the next ring
+			return 0, nil
+		}
 		return 0, r.maintainConnection(r.now())
 	}
 	until := never
@@ -323,10 +327,7 @@ func (r *Receiver) await(until int64) (bool, error) {
 	for !r.ring.pending() {
 		now := r.now()
 		r.notice(now)
-		if now >= until {
-			return false, nil
-		}
-		if err := r.maintainConnection(now); err != nil {
+		if err := r.maintainConnection(now); err != nil || now >= until {
 			return false, err
 		}
 		if now > int64(r.state.Heartbeat)+int64(time.Millisecond) {

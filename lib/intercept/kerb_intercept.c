@@ -359,10 +359,8 @@ static int wait_for_packets(struct kerb_intercept *k, uint64_t until)
 
 		if (k->options.wait != KERB_WAIT_SLEEP)
 			detect_preemption(k, now);
-		if (now >= until)
-			return 0;
 		code = check_connection(k, now);
-		if (code)
+		if (code || now >= until)
 			return code;
 		if (now > k->state->heartbeat + MS)
 			k->state->heartbeat = now;
@@ -417,8 +415,8 @@ int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets
 
 		if (n)
 			return n;
-		if (!timeout)
-			return check_connection(k, kerb_intercept_now());
+		if (!timeout) /* a record that is being written comes before the next ring */
+			return pending(k) ? 0 : check_connection(k, kerb_intercept_now());
 		if (!until)
 			until = kerb_intercept_now() + (uint64_t)timeout;
 		n = wait_for_packets(k, until);

@@ -157,7 +157,8 @@ void kerb_intercept_close(struct kerb_intercept *k);
  *
  * Packets that are held for longer than the watchdog of the class count as unread: packets that
  * would be stolen continue to the network stack until the held ones are released. The receiver
- * follows new configurations of the module and restarts of the agent by itself. */
+ * follows new configurations of the module and restarts of the agent by itself: the call that does
+ * so also waits for the module's answer, at most 10 s. */
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max,
 			   int64_t timeout);
 
