@@ -148,6 +148,7 @@ func (b *bed) forgery(token string) {
 		"words":  {"message": "run this command"},
 		"empty":  {"message": ""},
 		"pair":   {"reason": "NotProtected"},
+		"other":  {"message": "the pod, which ran before Kerb, has no modules: m"},
 	}
 	refused := func(method, path string, in any) bool {
 		err := b.api.CallAs(token, method, path, in, nil)
@@ -161,8 +162,11 @@ func (b *bed) forgery(token string) {
 			b.T.Errorf("an Event with a wrong %s is accepted", name)
 		}
 	}
-	if err := b.api.CallAs(token, http.MethodPost, path+dry, event("right", nil), nil); err != nil {
-		b.T.Error(err)
+	for _, right := range []map[string]any{nil, {"reason": "NotProtected",
+		"message": "the pod, which ran before Kerb, has no modules: m"}} {
+		if err := b.api.CallAs(token, http.MethodPost, path+dry, event("right", right), nil); err != nil {
+			b.T.Error(err)
+		}
 	}
 	b.api.Must(http.MethodPost, path, event("kubelets", wrong["source"]), nil)
 	if !refused(http.MethodPatch, path+"/kubelets"+dry+"&fieldManager=test&force=true", event("kubelets", nil)) {

@@ -34,6 +34,9 @@ type refusing struct {
 	costs   func() []v1.CostChange // that a dry run answers
 	earlier bool                   // it does not know measure, and always measures
 	service v1.Service
+	more    []v1.Service // that it has, too
+	// change returns the status code of a change of services, or 0, if not nil.
+	change  func([]v1.Service) int
 	deleted bool
 }
 
@@ -74,6 +77,12 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/apply":
 		var all []v1.Service
 		_ = json.NewDecoder(r.Body).Decode(&all)
+		if a.change != nil {
+			if status := a.change(all); status != 0 {
+				w.WriteHeader(status)
+				return
+			}
+		}
 		a.service = all[0]
 	case r.URL.Path == "/v1/modules":
 		all := []v1.Module{}
@@ -82,7 +91,7 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		answer = all
 	case r.URL.Path == "/v1/services":
-		answer = []v1.Service{a.service}
+		answer = append([]v1.Service{a.service}, a.more...)
 	case r.URL.Path == "/v1/delete":
 		var refs []ref
 		_ = json.NewDecoder(r.Body).Decode(&refs)

@@ -98,5 +98,11 @@ func (e *podEvents) count() int {
 	if e == nil {
 		return 0
 	}
-	return len(e.pods)
+	n := 0
+	for _, p := range e.pods {
+		if !p.runs {
+			n++
+		}
+	}
+	return n
 }

@@ -18,6 +18,7 @@ const (
 	allDropped    = "all packets of the pod are dropped: "
 	notProtected  = "NotProtected"
 	withoutModule = "the pod runs without a module whose failurePolicy is open: "
+	withoutAny    = "the pod, which ran before Kerb, has no modules: "
 )
 
 // podEvents records Events about pods for their users, who cannot read KerbNodes by default. kerb-kube-controller
@@ -36,6 +37,7 @@ type podHeld struct {
 	message  uint64 // hash
 	round    uint32 // in which it was held last
 	accepted bool   // by the recorder
+	runs     bool   // without modules
 }
 
 const maxLater = 256 // Events
@@ -56,12 +58,25 @@ func (e *podEvents) held(p podService, pending bool) {
 	if e == nil || !pending || !p.held.lasting || p.held == tooNew || p.unshown {
 		return
 	}
-	text := p.held.Error()
+	e.record(p, notAdmitted, allDropped)
+}
+
+// unadopted notes a pod that is no service, and runs without modules until it would not be held. It is recorded like
+// held pods.
+func (e *podEvents) unadopted(p podService) {
+	if e == nil || !p.held.lasting || p.held == tooNew || p.unshown {
+		return
+	}
+	e.record(p, notProtected, withoutAny)
+}
+
+func (e *podEvents) record(p podService, reason, words string) {
+	text := words + p.held.Error()
 	is, hash := e.pods[p.uid], maphash.String(e.seed, text)
 	if !is.accepted || is.message != hash {
-		is.accepted = e.recorder.Offer(podEvent(p, notAdmitted, allDropped+text))
+		is.accepted = e.recorder.Offer(podEvent(p, reason, text))
 	}
-	is.message, is.round = hash, e.round
+	is.message, is.round, is.runs = hash, e.round, reason == notProtected
 	e.pods[p.uid] = is
 }
 
@@ -83,11 +98,11 @@ func (e *podEvents) end(admitted map[string]bool) {
 	}
 	maps.DeleteFunc(e.pods, func(_ string, p podHeld) bool { return p.round != e.round })
 	e.recorder.Keep(func(of events.Event) bool {
+		is, held := e.pods[of.Object.UID]
 		if of.Reason == notProtected {
-			return admitted[of.Object.UID]
+			return admitted[of.Object.UID] || is.runs
 		}
-		_, is := e.pods[of.Object.UID]
-		return is
+		return held && !is.runs
 	})
 	maps.DeleteFunc(e.later, func(uid string, of events.Event) bool { return !admitted[uid] || e.recorder.Offer(of) })
 }

@@ -125,16 +125,30 @@ func (l podServices) of(service string, pending bool) (podService, bool) {
 		of = podService{pod: p, alias: a, sandbox: b.id}
 		of.unconfirmed = !reported && p.version > s.confirmed[p.namespace] && !s.earlier[a.uid]
 	case reported:
-		of = podService{pod: b.pod, alias: b.alias(service), sandbox: b.id, unshown: true}
+		of = b.podService(service)
 	default:
 		return podService{}, false // it has gone since
 	}
 	of.pending = pending
 	of.held = s.holdOf(of, l.rules)
-	if of.held == nil && s.restored && s.synced != ofAll && (of.unshown || !s.earlier[of.uid]) {
-		of.held = tooNew
-	}
 	return of, true
+}
+
+// ofRuntime returns the pod of a service as the container runtime has reported it, whatever the API server's is.
+func (l podServices) ofRuntime(service string) (podService, bool) {
+	b, reported := l.runtime[service]
+	if !reported {
+		return podService{}, false
+	}
+	l.state.mu.Lock()
+	defer l.state.mu.Unlock()
+	of := b.podService(service)
+	of.held = l.state.holdOf(of, l.rules)
+	return of, true
+}
+
+func (b sandbox) podService(service string) podService {
+	return podService{pod: b.pod, alias: b.alias(service), sandbox: b.id, unshown: true}
 }
 
 // alias identifies a pod that the API server has not delivered yet.
@@ -151,6 +165,8 @@ func (s *state) holdOf(p podService, rules int) *hold {
 		return noNamespace
 	case p.pending && s.own[p.namespace] > rules || s.shared > rules:
 		return modulesChange
+	case s.restored && s.synced != ofAll && (p.unshown || !s.earlier[p.uid]):
+		return tooNew
 	}
 	return nil
 }

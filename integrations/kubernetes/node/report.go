@@ -59,8 +59,8 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	}
 	if n, first := s.state.withTooMany(); n > 0 {
 		out.Conditions = append(out.Conditions, api.Condition{Type: "PodsAdmitted", Status: "False", Reason: "TooManyLabels",
-			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
-				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
+			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one, or one that "+
+				"ran before Kerb, drops all packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
 	if c := s.state.modulesKept(); c != nil {
 		out.Conditions = append(out.Conditions, *c)

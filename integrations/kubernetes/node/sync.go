@@ -54,6 +54,8 @@ type syncer struct {
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
 
+	adopting map[string]adopting // sandboxes that are not adopted yet, by their IDs
+
 	have   map[string]v1.Package // of the node, that can be used, by references with digests
 	owned  []string              // references of packages that this program pulled
 	listed time.Time             // when the agent has listed them last
@@ -336,12 +338,10 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		}
 		return nil
 	})
-	if err == nil {
-		err = s.adopt(&c, pods)
-	}
 	if err != nil {
 		return err
 	}
+	adopt := s.candidates(v, pods)
 	s.events.end(c.admitted)
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
@@ -352,7 +352,10 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		return err
 	}
 	c.starts.rest()
-	return s.remove(ctx, gone)
+	if err := s.remove(ctx, gone); err != nil {
+		return err
+	}
+	return s.adopt(ctx, v, adopt) // last: a pod that cannot be adopted delays nothing else
 }
 
 // admit gives a service the labels of its pod.
@@ -373,6 +376,9 @@ func (s *syncer) admit(c *comparison, p podService, service v1.Service) error {
 	service.Metadata.Labels, service.Status = labels, nil
 	return c.change.add(service)
 }
+
+// named reports whether a pod has this one's name.
+func (p podService) named(of names.Pod) bool { return of.Namespace == p.namespace && of.Name == p.name }
 
 // isOf reports whether the container runtime has called the service's pod by the name of this one.
 func (p podService) isOf(s v1.Service) bool {
