@@ -82,12 +82,13 @@ type follower struct {
 
 	mu     sync.Mutex           // never held during a call
 	known  map[string]container // that run, by id, since their last event
-	synced bool                 // known has all that run
+	synced bool                 // known has all that run: since the last sync there was no event
 	heard  map[string]container // that exist, with name and labels, by id
 	hooked map[string]container // that a hook has reported, by id
 
 	applying sync.Mutex   // held while services are applied
 	applied  []v1.Service // nil before the agent has confirmed any
+	pruned   bool         // when applied was applied, all others were deleted
 	// existing services by the location of their network; nil if unknown
 	there  map[v1.ServiceSpec]present
 	said   [2]string
@@ -189,10 +190,12 @@ func (f *follower) readEvents(ctx context.Context, events <-chan event, ids chan
 	}
 }
 
+// forget makes the next sync inspect a container again. Until then not all containers are known.
 func (f *follower) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.known, id)
+	f.synced = false
 }
 
 // sync makes the services match the running containers.
@@ -223,8 +226,8 @@ func (f *follower) sync(ctx context.Context) error {
 	return err
 }
 
-// converge makes the services match the known containers. Before the first sync not all containers are known, so that
-// it deletes no services.
+// converge makes the services match the known containers. It deletes no services while not all containers are known:
+// before the first sync, and between an event and the next sync.
 func (f *follower) converge(ctx context.Context) (refused, err error) {
 	f.applying.Lock()
 	defer f.applying.Unlock()
@@ -236,7 +239,7 @@ func (f *follower) converge(ctx context.Context) (refused, err error) {
 	}
 	services, problems := translate(f.options.Runtime, all, f.there, complete)
 	f.warn(all, problems)
-	if f.applied != nil && reflect.DeepEqual(services, f.applied) {
+	if f.applied != nil && (f.pruned || !complete) && reflect.DeepEqual(services, f.applied) {
 		return nil, nil
 	}
 	f.applied, f.there = nil, nil
@@ -244,7 +247,7 @@ func (f *follower) converge(ctx context.Context) (refused, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("the agent: %w", err)
 	}
-	f.applied, f.there = services, presentOf(services)
+	f.applied, f.pruned, f.there = services, complete, presentOf(services)
 	if !complete {
 		f.there = nil
 		return refused, nil // sync reports

@@ -3,8 +3,13 @@
 package containers
 
 import (
+	"io"
+	"log/slog"
 	"maps"
+	"net"
+	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
@@ -25,5 +30,43 @@ func TestReusedPID(t *testing.T) {
 	f.dropHooked()
 	if got := slices.Sorted(maps.Keys(f.hooked)); !slices.Equal(got, []string{"runs", "unknown"}) {
 		t.Errorf("left: %v", got)
+	}
+}
+
+// An event of a container, such as an earlier one that the runtime reports after a restart of the agent, makes what is
+// known incomplete until the next list: a hook that reports another container meanwhile deletes no services.
+func TestForgottenContainersKeepTheirServices(t *testing.T) {
+	f := &follower{known: map[string]container{"a": {ID: "a"}, "b": {ID: "b"}}, synced: true}
+	f.forget("a")
+	if all, complete := f.all(); complete {
+		t.Errorf("%d of two containers are all", len(all))
+	}
+}
+
+// The next list deletes what is left over, also if the services are those that a hook has applied meanwhile.
+func TestServicesAreDeletedOnceAllAreKnown(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kerb.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var prunes []string
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			prunes = append(prunes, r.FormValue("prune"))
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, "[]")
+	})}
+	t.Cleanup(func() { server.Close() })
+	go func() { _ = server.Serve(l) }()
+	f := newFollower(Options{Agent: socket, Runtime: "docker"}, slog.New(slog.DiscardHandler), func(string, string) {})
+	for _, f.synced = range []bool{false, true, true} {
+		if _, err := f.converge(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"false", "true"}; !slices.Equal(prunes, want) {
+		t.Errorf("applied with prune %q, want %q", prunes, want)
 	}
 }
