@@ -162,10 +162,10 @@ NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./internal/apply/fa
 	./modules/intercept ./test/accelerator ./test/cluster ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy \
 	./test/soak ./test/systemd ./test/ui
 
-# Four packages at a time, as some wait for seconds and compute nothing; those that take longest first.
+# Eight packages at a time, as some wait for seconds and compute nothing; those that take longest first.
 UNIT_LONG := ./integrations/kubernetes/node ./integrations/oakestra ./internal/cli ./internal/oci ./internal/server ./internal/store \
 	./internal/pkgs ./internal/memtrim ./internal/samples ./test/repository
-UNIT := KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 4 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged)
+UNIT := KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 8 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged)
 
 ifdef PKG
 unit: bpf
