@@ -13,68 +13,69 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// listed is a sandbox that the container runtime had when it was connected, until its pod is a service: kerb-cni makes
-// none for a pod that is older than the plugin in its network.
-type listed struct {
+// listedSandbox is a sandbox that existed when the container runtime connected, and whose pod has no service yet:
+// kerb-cni creates none for a pod that is older than the plugin in its network.
+type listedSandbox struct {
 	names.Pod
 	service, id, netns string
 }
 
-func listedOf(p nri.Pod) listed {
+func listedOf(p nri.Pod) listedSandbox {
 	of := names.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}
-	return listed{of, of.Service(), p.ID, p.Netns}
+	return listedSandbox{of, of.Service(), p.ID, p.Netns}
 }
 
-// adopting is a sandbox that is not adopted yet.
-type adopting struct {
-	held string        // why its pod stays as it is, as logged
-	wait time.Duration // after the agent has refused it
-	next time.Time
+// adoptAttempt is the state of a sandbox that is not adopted yet.
+type adoptAttempt struct {
+	logged  string        // last logged reason why the pod has no modules
+	backoff time.Duration // after the agent rejected the adoption
+	next    time.Time
 }
 
-// How long the adoption of a sandbox that the agent has refused waits.
+// Backoff of the adoption of a sandbox that the agent has rejected.
 const (
-	adoptAgain = 5 * time.Second // doubled each time
-	adoptRest  = 5 * time.Minute // at most
+	minAdoptBackoff = 5 * time.Second // doubles
+	maxAdoptBackoff = 5 * time.Minute // upper limit
 )
 
-// candidate is a sandbox that is adopted in this round, with its pod.
-type candidate struct {
-	listed
+// adoptCandidate is a sandbox to adopt in this round, with its pod.
+type adoptCandidate struct {
+	listedSandbox
 	pod podService
 }
 
-// service returns the service of the sandbox. Unlike one of kerb-cni it has the labels of its pod at once: the pod has
-// connections. Without these labels it is pending, since it is unknown which modules select it.
-func (c candidate) service() v1.Service {
+// service returns the service of the sandbox. In contrast to a service of kerb-cni it has the labels of its pod
+// immediately, because the pod already has connections. If the pod is held, the service is pending, since it is unknown
+// which modules select it.
+func (c adoptCandidate) service() v1.Service {
 	labels := names.PodLabels(c.Pod, names.Adopted(c.id))
 	if c.pod.held == nil {
 		labels = names.Admit(labels, c.pod.labels.set())
 	}
 	return v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
-		Metadata: v1.ObjectMeta{Name: c.listed.service, Labels: labels}, Spec: v1.ServiceSpec{Netns: c.netns}}
+		Metadata: v1.ObjectMeta{Name: c.listedSandbox.service, Labels: labels}, Spec: v1.ServiceSpec{Netns: c.netns}}
 }
 
-// adoption finds the sandboxes that are to be adopted, in one comparison with the services of the agent.
+// adoption collects the sandboxes to adopt, in one pass over the services of the agent.
 type adoption struct {
-	of   map[string][]listed // by services, without those of found
-	done []string            // IDs of sandboxes whose pods are services, or that have ended
+	of   map[string][]listedSandbox // by service name; observe removes those with a service
+	done []string                   // IDs of sandboxes that have a service, or no longer exist
 }
 
-// adoption returns what the container runtime has listed. The caller holds mu.
+// adoption returns the sandboxes that the container runtime has listed. The caller holds mu.
 func (s *state) adoption() *adoption {
-	a := &adoption{of: map[string][]listed{}}
+	a := &adoption{of: map[string][]listedSandbox{}}
 	for _, l := range s.runtime.listed {
 		a.of[l.service] = append(a.of[l.service], l)
 	}
 	return a
 }
 
-// found notes a service of the agent, and reports whether it is to be deleted, because the agent does not find its
-// network namespace: its sandbox has ended, or the namespace is the node's own. While the service has interfaces, it
-// has chains. One of kerb-cni stays, unless the runtime lists another sandbox of the pod. Such another sandbox is
-// adopted later, unless kerb-cni has made a service that exists.
-func (a *adoption) found(s v1.Service) (stray bool) {
+// observe processes a service of the agent, and reports whether to delete it. That is so if the agent does not find its
+// network namespace, because the sandbox has ended or the namespace is the node's own. A service with interfaces has
+// chains, and stays. A service of kerb-cni stays, unless the runtime lists another sandbox of the pod. That other
+// sandbox is adopted later, unless kerb-cni has created a service for it.
+func (a *adoption) observe(s v1.Service) (stray bool) {
 	all, of := a.of[s.Metadata.Name], s.Metadata.Labels[names.LabelAttachment]
 	delete(a.of, s.Metadata.Name)
 	gone, adopted, others := vanished(s), names.IsAdopted(of), false
@@ -88,23 +89,24 @@ func (a *adoption) found(s v1.Service) (stray bool) {
 	return gone && len(s.Status.Links) == 0 && (adopted || others)
 }
 
-// candidates returns the sandboxes without a service that are to be adopted now. A pod that would be held stays as it
-// is until then, but for one with too many labels: its author could keep it away from ClusterModules.
-func (s *syncer) candidates(v view, pods podServices) (out []candidate) {
+// candidates returns the sandboxes without a service that are due for adoption. A pod that would be held is not adopted
+// until the hold ends. The exception is a pod with too many labels, since its author could otherwise evade
+// ClusterModules.
+func (s *syncer) candidates(v view, pods podServices) (out []adoptCandidate) {
 	before := s.adopting
-	s.adopting = map[string]adopting{}
+	s.adopting = map[string]adoptAttempt{}
 	for service, all := range pods.adoption.of {
 		for _, l := range all {
 			if tried, ok := before[l.id]; ok {
 				s.adopting[l.id] = tried
 			}
 		}
-		slices.SortFunc(all, func(a, b listed) int {
+		slices.SortFunc(all, func(a, b listedSandbox) int {
 			return cmp.Or(s.adopting[a.id].next.Compare(s.adopting[b.id].next), cmp.Compare(a.id, b.id))
 		})
 		p, ok := pods.of(service, false)
 		if ok && p.mirror && !p.named(all[0].Pod) {
-			p, ok = pods.ofRuntime(service) // the mirror is another pod's
+			p, ok = pods.ofRuntime(service) // the API server's mirror belongs to another pod
 		}
 		if !ok {
 			continue
@@ -117,27 +119,28 @@ func (s *syncer) candidates(v view, pods podServices) (out []candidate) {
 			continue
 		}
 		if l := all[0]; !s.adopting[l.id].next.After(s.state.clock.now()) {
-			out = append(out, candidate{l, p})
+			out = append(out, adoptCandidate{l, p})
 		}
 	}
 	return out
 }
 
-// unadopted logs and records once why a pod stays without modules, if that is for more than a moment.
+// unadopted logs and records a lasting reason why a pod runs without modules, once for each reason.
 func (s *syncer) unadopted(p podService, id string) {
 	s.events.unadopted(p)
 	tried := s.adopting[id]
-	if why := p.held.Error(); p.held.lasting && tried.held != why {
+	if why := p.held.Error(); p.held.lasting && tried.logged != why {
 		s.log.Warn("no module applies to a pod that ran before kerb-cni was in its network", "pod",
 			p.namespace+"/"+p.name, "error", why)
-		tried.held = why
+		tried.logged = why
 		s.adopting[id] = tried
 	}
 }
 
-// adopt adds services of sandboxes that have none, together, and one by one if the agent fails with one of them.
-func (s *syncer) adopt(ctx context.Context, v view, all []candidate) error {
-	for some := range slices.Chunk(all, changeAtOnce) {
+// adopt applies services for sandboxes in batches. If the agent rejects a batch, each of its services is applied on its
+// own.
+func (s *syncer) adopt(ctx context.Context, v view, all []adoptCandidate) error {
+	for some := range slices.Chunk(all, maxServicesPerRequest) {
 		services := make([]v1.Service, len(some))
 		for i, c := range some {
 			services[i] = c.service()
@@ -157,17 +160,18 @@ func (s *syncer) adopt(ctx context.Context, v view, all []candidate) error {
 	return nil
 }
 
-// adopted logs the adoption of a sandbox, or why the agent refuses it, and until when it is not tried again.
-func (s *syncer) adopted(v view, c candidate, err error) {
+// adopted logs the result of an adoption. If the agent has rejected it, the next attempt is delayed with exponential
+// backoff.
+func (s *syncer) adopted(v view, c adoptCandidate, err error) {
 	pod := c.pod.namespace + "/" + c.pod.name
 	switch {
 	case err != nil:
 		tried := s.adopting[c.id]
-		tried.wait = min(max(adoptAgain, 2*tried.wait), adoptRest)
-		tried.next = s.state.clock.now().Add(tried.wait)
+		tried.backoff = min(max(minAdoptBackoff, 2*tried.backoff), maxAdoptBackoff)
+		tried.next = s.state.clock.now().Add(tried.backoff)
 		s.adopting[c.id] = tried
 		s.log.Warn("the agent refuses to adopt a pod that ran before kerb-cni was in its network", "pod", pod, "error", err,
-			"again", tried.wait)
+			"again", tried.backoff)
 		return
 	case c.pod.held != nil:
 		s.log.Warn("pod adopted, which ran before kerb-cni was in its network: all its packets are dropped", "pod", pod,

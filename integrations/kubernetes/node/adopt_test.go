@@ -21,17 +21,17 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// ran is a sandbox that was there before kerb-cni was in its network.
+// ran returns a sandbox that existed before kerb-cni was in its network.
 func ran(id string) nri.Pod {
 	return nri.Pod{ID: id, Namespace: "shop", Name: "web", UID: "u1", Netns: "/run/netns/cni-" + id,
 		Labels: map[string]string{"app": "web", names.LabelPending: "true"}}
 }
 
-// A pod that ran before kerb-cni was in its network becomes a service with its labels, if the container runtime reports
-// its network namespace. One that would be held stays as it is: its connections are not those of a pod that starts.
+// A pod that ran before kerb-cni was in its network gets a service with its labels, if the container runtime reports
+// its network namespace. A pod that would be held is not adopted: unlike a starting pod, it already has connections.
 func TestAdopted(t *testing.T) {
 	deny := api.Module{Metadata: api.ObjectMeta{Name: "deny"},
-		Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}} // the agent refuses it
+		Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}} // the agent rejects it
 	synced := func(s *state) { synced(s) }
 	for name, c := range map[string]struct {
 		set   func(*state)
@@ -50,19 +50,19 @@ func TestAdopted(t *testing.T) {
 			mirror.Metadata.Annotations = &api.Annotations{Static: "u1"}
 			s.podHandler().Set(mirror)
 		}},
-		"mirror of another": {app: "web", set: func(s *state) { // its author does not keep the static pod from adoption
+		"mirror of another": {app: "web", set: func(s *state) { // its author cannot prevent the adoption of the static pod
 			synced(s)
 			mirror := object("m1", "evil", "web", map[string]string{"app": "mirror"})
 			mirror.Metadata.Annotations = &api.Annotations{Static: "u1"}
 			s.podHandler().Set(mirror)
 		}},
-		"no namespace of the network": {set: synced, pod: func(p *nri.Pod) { p.Netns = "" }}, // also of an older kerb-nri
+		"no namespace of the network": {set: synced, pod: func(p *nri.Pod) { p.Netns = "" }}, // also with an older kerb-nri
 		"ended":                       {set: synced, after: func(s *state) { runtimePods{s, nil}.Stop(ran("c")) }},
 		"runtime away": {set: synced, after: func(s *state) {
 			runtimePods{s, slog.New(slog.DiscardHandler)}.Disconnected(errors.New("away"))
 		}},
 		"refused module": {set: func(s *state) { synced(s); s.moduleHandler(ofClusterModules).Set(deny) }},
-		"Module": {app: "web", set: func(s *state) { // its author does not keep the pod away from ClusterModules
+		"Module": {app: "web", set: func(s *state) { // its author cannot make the pod evade ClusterModules
 			synced(s)
 			own := deny
 			own.Metadata.Namespace = "shop"
@@ -110,9 +110,9 @@ func TestAdopted(t *testing.T) {
 	}
 }
 
-// A service that kerb-cni has made stays, also if it is pending. One of an adopted sandbox that has ended goes, also
-// while its pod is there, and the sandbox that has replaced it is adopted.
-func TestAdoptedOnce(t *testing.T) {
+// A service of kerb-cni stays, also if it is pending. The service of an adopted sandbox that has ended is deleted, also
+// while its pod exists, and the sandbox that has replaced it is adopted.
+func TestAdoptionIsIdempotent(t *testing.T) {
 	a, s := heldPod(t)
 	synced(s.state)
 	before := a.service.Metadata.Labels[names.LabelAttachment]
@@ -146,15 +146,15 @@ func TestAdoptedOnce(t *testing.T) {
 
 var notFound = &v1.ServiceStatus{Conditions: []v1.Condition{{Type: "Ready", Status: "False", Reason: "NotFound"}}}
 
-// logged has the log of a syncer.
+// logged captures the log of a syncer.
 func (s *syncer) logged() *bytes.Buffer {
 	var text bytes.Buffer
 	s.log = slog.New(slog.NewTextHandler(&text, nil))
 	return &text
 }
 
-// A pod that the agent refuses to adopt, or with which it fails, delays no other pod, and no deletion. It is tried
-// again, less and less often, and adopted when the agent accepts it.
+// A failed or rejected adoption delays no other pod, and no deletion. It is retried with backoff, and succeeds when the
+// agent accepts it.
 func TestAdoptionRefused(t *testing.T) {
 	for _, status := range []int{http.StatusInternalServerError, http.StatusPreconditionFailed,
 		http.StatusUnprocessableEntity} {
@@ -213,17 +213,17 @@ func TestAdoptionRefused(t *testing.T) {
 			t.Errorf("%d: %d pods are logged as adopted, want 1:\n%s", status, n, log)
 		}
 		round(1)
-		now = now.Add(adoptAgain)
+		now = now.Add(minAdoptBackoff)
 		round(2)
-		now = now.Add(adoptAgain)
+		now = now.Add(minAdoptBackoff)
 		round(2)
-		now = now.Add(adoptAgain)
+		now = now.Add(minAdoptBackoff)
 		round(3)
 		for range 10 {
-			now = now.Add(adoptRest)
+			now = now.Add(maxAdoptBackoff)
 			round(tried + 1)
 		}
-		now, a.change = now.Add(adoptRest), nil
+		now, a.change = now.Add(maxAdoptBackoff), nil
 		if _, err := s.round(t.Context()); err != nil || a.service.Metadata.Name != serviceOf(bad) ||
 			!strings.Contains(log.String(), "pod=shop/bad\n") {
 			t.Errorf("%d: accepted: %v, %+v\n%s", status, err, a.service.Metadata, log)
@@ -231,7 +231,7 @@ func TestAdoptionRefused(t *testing.T) {
 	}
 }
 
-// recorded returns the messages of Events that wait.
+// recorded returns the messages of queued Events.
 func (e *podEvents) recorded() (all []string) {
 	e.recorder.Keep(func(of events.Event) bool {
 		all = append(all, of.Reason+": "+of.Message)
@@ -240,7 +240,7 @@ func (e *podEvents) recorded() (all []string) {
 	return all
 }
 
-// A pod that runs cannot keep itself from adoption with too many labels: it is pending, like one of kerb-cni.
+// A running pod cannot evade adoption with too many labels: it becomes pending, like a pod of kerb-cni.
 func TestAdoptedWithTooManyLabels(t *testing.T) {
 	a, s := heldPod(t)
 	log := s.logged()
@@ -278,8 +278,8 @@ func TestAdoptedWithTooManyLabels(t *testing.T) {
 	}
 }
 
-// A pod that runs without modules, because it would be held, has a line of the log and an Event that say so. It does
-// not count as one whose packets are dropped.
+// A pod that runs without modules because it would be held is logged and has an Event. It does not count as a pod whose
+// packets are dropped.
 func TestUnadopted(t *testing.T) {
 	a, s := heldPod(t)
 	log := s.logged()
@@ -308,9 +308,9 @@ func TestUnadopted(t *testing.T) {
 	}
 }
 
-// A service that is left of an earlier sandbox does not keep the pod's present one from adoption, whether kerb-cni has
-// made it or it was adopted.
-func TestAdoptedAfterAnother(t *testing.T) {
+// A service of an earlier sandbox does not prevent the adoption of the pod's current one, no matter whether it was
+// created by kerb-cni or by adoption.
+func TestAdoptionAfterEarlierSandbox(t *testing.T) {
 	p := names.Pod{Namespace: "shop", Name: "web", UID: "u1"}
 	made := names.Attachment{Network: "n", ContainerID: "c", Interface: "eth0"}
 	for name, c := range map[string]struct {
@@ -333,7 +333,7 @@ func TestAdoptedAfterAnother(t *testing.T) {
 			}
 			a.service.Metadata.Labels = names.PodLabels(p, c.of)
 			runtimePods{s.state, s.log}.Replace("r", slices.Values(all))
-			if names.IsAdopted(c.of.String()) { // its interface exists for another moment
+			if names.IsAdopted(c.of.String()) { // its interface still exists for a moment
 				if _, err := s.round(t.Context()); err != nil || a.deleted {
 					t.Errorf("%v, deleted while it may exist: %v", err, a.deleted)
 				}

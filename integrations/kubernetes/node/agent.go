@@ -18,13 +18,13 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
 )
 
-// agentTimeout is how long the agent may take: it may verify the chains of many pods on a slow machine.
+// agentTimeout is the timeout of a request to the agent, which may verify the chains of many pods on a slow machine.
 const agentTimeout = 5 * time.Minute
 
-// agent is the agent's API.
+// agent is a client of the agent's API.
 type agent struct{ client *client.Client }
 
-// ref names a resource in one version.
+// ref identifies one version of a resource.
 type ref struct {
 	Kind    string `json:"kind"`
 	Name    string `json:"name"`
@@ -45,7 +45,7 @@ func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool
 	return a.call(ctx, http.MethodPost, path, modules, nil)
 }
 
-// verify makes a dry run: the agent verifies a module together with its existing ones, and measures it if requested.
+// verify makes a dry run: the agent verifies a module together with its other modules, and measures it if requested.
 func (a agent) verify(ctx context.Context, m v1.Module, measure bool) (v1.CostChange, error) {
 	var r v1.ApplyResult
 	path := "/v1/apply?dryRun=true&verify=true&owner=" + names.Owner
@@ -56,7 +56,7 @@ func (a agent) verify(ctx context.Context, m v1.Module, measure bool) (v1.CostCh
 	}
 	var status *client.StatusError
 	if !measure || errors.As(err, &status) && status.Status == http.StatusBadRequest {
-		err = call(path) // an earlier agent does not know measure, and always measures
+		err = call(path) // older agents do not know the parameter measure, and always measure
 	}
 	for _, c := range r.Costs {
 		if c.Module == m.Metadata.Name {
@@ -81,14 +81,14 @@ func (a agent) applyVirtual(ctx context.Context, all *array, prune bool) error {
 	return a.client.Post(ctx, path, all)
 }
 
-// array is a reader of a JSON array whose elements are generated while it is sent.
+// array is a reader of a JSON array whose elements are encoded while it is sent.
 type array struct {
 	keys  []services.Key
-	text  func(services.Key) []byte // nothing: it is left out
-	sent  bool                      // the opening bracket
+	text  func(services.Key) []byte // an empty text omits the element
+	sent  bool                      // the opening bracket was sent
 	comma bool
 	end   bool
-	rest  []byte // to be read before the next text
+	rest  []byte // unread part of the current element
 }
 
 func (a *array) Read(p []byte) (int, error) {
@@ -113,8 +113,8 @@ func (a *array) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// eachService calls f for the services of pods, one after the other, until it fails: thousands together take much
-// memory.
+// eachService calls f for each service of a pod until f fails. It decodes them one by one, because thousands at once
+// take much memory.
 func (a agent) eachService(ctx context.Context, f func(v1.Service) error) error {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
@@ -139,11 +139,12 @@ func (a agent) eachService(ctx context.Context, f func(v1.Service) error) error 
 			return err
 		}
 	}
-	_, err = list.Token() // an answer that is cut off ends here
+	_, err = list.Token() // a truncated response ends here
 	return err
 }
 
-// applyServices changes services that are as they were read: kerb-cni replaces and deletes them.
+// applyServices updates services. Their resourceVersion must be unchanged, since kerb-cni replaces and deletes
+// services, too.
 func (a agent) applyServices(ctx context.Context, all []v1.Service) error {
 	return a.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+names.OwnerPods, all, nil)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
 )
 
-// Texts are sent as the array that they are together, without those that are empty.
+// The array consists of the texts that are not empty.
 func TestArray(t *testing.T) {
 	for want, texts := range map[string][]string{"[]": nil, `[{"a":1}]`: {"", `{"a":1}`, ""},
 		`[1,[2,3],"x"]`: {"1", "[2,3]", "", `"x"`}} {

@@ -21,10 +21,10 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// The pods of a node that has many when this program starts are admitted some hundred at a time: all of their services
-// at once would take more memory than all else.
+// At start on a node with many pods, their services are changed in batches of a few hundred: one request for all would
+// take more memory than the rest of the program.
 func TestManyPodsAreAdmitted(t *testing.T) {
-	const pods = 2*changeAtOnce + 7
+	const pods = 2*maxServicesPerRequest + 7
 	s := crowded(pods)
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "default"}})
 	var services []v1.Service
@@ -61,7 +61,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	if err := sync.syncServices(t.Context(), s.view()); err != nil {
 		t.Fatal(err)
 	}
-	if len(admitted) != pods || largest > changeAtOnce {
+	if len(admitted) != pods || largest > maxServicesPerRequest {
 		t.Errorf("%d of %d pods are admitted, at most %d by one request", len(admitted), pods, largest)
 	}
 	for name, done := range admitted {
@@ -71,7 +71,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	}
 }
 
-// largest is a file that remembers the largest write.
+// largest is a writer that records the size of the largest write.
 type largest int
 
 func (l *largest) Write(p []byte) (int, error) {
@@ -79,7 +79,7 @@ func (l *largest) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The snapshot of many pods is written in small parts, and is what the next start reads.
+// The snapshot of many pods is written in small parts, and can be restored.
 func TestManyPodsAreSaved(t *testing.T) {
 	s := crowded(5000)
 	head, pods, err := s.snapshot()
@@ -106,7 +106,7 @@ func TestManyPodsAreSaved(t *testing.T) {
 	}
 }
 
-// While pods are listed, those with equal labels share one map of them.
+// While pods are listed, those with equal labels share one map.
 func TestListedPodsShareLabels(t *testing.T) {
 	share := newState("n1").podHandler().Share()
 	maps := map[uintptr]bool{}

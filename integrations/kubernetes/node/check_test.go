@@ -9,9 +9,9 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// In waves, a node runs the new version only when it has checked it, and does not begin while the rollout has halted. A
-// check that has failed is repeated after a time, and at once for another version.
-func TestChecksComeFirst(t *testing.T) {
+// In waves, a node runs a new version only after checking it, and does not start it while the rollout is halted. A
+// failed check is repeated periodically, and immediately for another version.
+func TestChecksPrecedeVersions(t *testing.T) {
 	s, m := newState("n1"), inRollout(nil)
 	r := *m.Spec.Rollout
 	r.Percent, r.Nodes = nil, nil

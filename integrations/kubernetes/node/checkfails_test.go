@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// An agent that fails with the check of a new version does not keep pods pending, and the node reports the failure.
+// If the agent fails to check a new version, pods do not stay pending, and the node reports the failure.
 func TestFailedCheckHoldsNoPod(t *testing.T) {
 	for _, status := range []int{http.StatusTooManyRequests, http.StatusInternalServerError,
 		http.StatusServiceUnavailable} {

@@ -4,8 +4,8 @@ package node
 
 import "time"
 
-// clock is the clock of the node; nil means the kernel's. Times of a rollout are only compared with those of the same
-// process, so that nodes with a wrong clock work like all others.
+// clock is the clock of the node; nil is time.Now. Times of a rollout are only compared with times of the same process,
+// so that a node with a wrong clock works like all others.
 type clock func() time.Time
 
 func (c clock) now() time.Time {

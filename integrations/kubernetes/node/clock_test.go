@@ -20,16 +20,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
-// wrongClock is a variable of the environment with a nodeWithClock, for the process that it runs in.
+// wrongClock is the environment variable with a nodeWithClock, for its process.
 const wrongClock = "KERB_WRONG_CLOCK"
 
-// nodeWithClock is a kerb-kube-node whose clock is wrong by some time.
+// nodeWithClock configures a kerb-kube-node with a wrong clock.
 type nodeWithClock struct {
 	Kubeconfig, Agent, State string
 	Wrong                    time.Duration
 }
 
-// TestNodeWithClock is the process of a node whose clock is wrong.
+// TestNodeWithClock is the process of a node with a wrong clock.
 func TestNodeWithClock(t *testing.T) {
 	text := os.Getenv(wrongClock)
 	if text == "" {
@@ -46,7 +46,7 @@ func TestNodeWithClock(t *testing.T) {
 	}
 }
 
-// startWithClock runs the code of kerb-kube-node with a clock that is wrong.
+// startWithClock runs the code of kerb-kube-node with a wrong clock.
 func (b *bed) startWithClock(wrong time.Duration) {
 	b.T.Helper()
 	text, err := json.Marshal(nodeWithClock{b.kubeconfig, b.Socket(), filepath.Join(b.Dir, "kube"), wrong})
@@ -61,14 +61,14 @@ func (b *bed) startWithClock(wrong time.Duration) {
 	}
 }
 
-// A node whose clock is wrong by days takes part in a rollout as all others do: it checks the version, is a canary, and
-// the waves wait for it no longer; what it cannot run halts the rollout.
+// A node whose clock is wrong by days takes part in a rollout like others: it checks the version, becomes a canary, and
+// the waves do not wait longer for it. A version that it cannot run halts the rollout.
 func TestWrongClock(t *testing.T) {
 	for name, wrong := range map[string]time.Duration{"days behind": -240 * time.Hour, "days ahead": 240 * time.Hour} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, "guard")
 			f.stop(syscall.SIGTERM)
-			f.api.Must(http.MethodDelete, nodesPath+"n1", nil, nil) // with the times of the clock that was right
+			f.api.Must(http.MethodDelete, nodesPath+"n1", nil, nil) // it has times of the right clock
 			f.startWithClock(wrong)
 			f.Eventually("the node reports", func() bool {
 				all := f.status().Status.Conditions

@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// readiness is the condition Ready of an object, and the generation of the object.
+// readiness is the condition Ready of an object, with the object's generation.
 type readiness struct {
 	api.Condition
 	generation, observed int64
 }
 
-// isReady waits until the condition Ready of an object is this one, about the present generation.
+// isReady waits until the condition Ready of an object has this status and reason for the current generation.
 func (b *bed) isReady(path, status, reason string, parts ...string) (is readiness) {
 	b.T.Helper()
 	wait.Until(b.T, path+" has Ready "+status+" "+reason, func() bool {
@@ -47,8 +47,8 @@ func (b *bed) isReady(path, status, reason string, parts ...string) (is readines
 	return is
 }
 
-// ClusterModules without a rollout, and Modules of namespaces, have a condition Ready, with the generation that it is
-// about, what to do, and since when.
+// ClusterModules without a rollout and namespaced Modules have a condition Ready, with observedGeneration, a remedy,
+// and the time of the transition.
 func TestReadyConditions(t *testing.T) {
 	const path = "/apis/kerb.dev/v1alpha1/namespaces/default/modules/"
 	b := newBed(t)

@@ -13,11 +13,11 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// confirmTimeout is how long the API server may take to list modules.
+// confirmTimeout is the timeout of listing modules at the API server.
 const confirmTimeout = 10 * time.Second
 
-// confirmer compares the known modules and namespaces with the API server's store before a new pod is admitted. Watches
-// of different resources are not ordered, so that a pod may be seen before an older module. Only pods wait for it.
+// confirmer compares the known modules and namespaces with the API server before a new pod is admitted. Watches of
+// different resources are not ordered: a pod may arrive before a module that is older. Only new pods wait for it.
 type confirmer struct {
 	client  *watch.Client
 	log     *slog.Logger
@@ -25,8 +25,8 @@ type confirmer struct {
 	running sync.WaitGroup
 }
 
-// start compares in the background, and admits the pods of namespaces for which nothing is missing. Otherwise the
-// watches will soon deliver it, and the pods are part of the next round.
+// start compares in the background. It admits the pods of a namespace if nothing is missing. Otherwise the watches will
+// deliver the missing objects, and the next round handles the pods.
 func (c *confirmer) start(ctx context.Context, s *state, v view, pods []podService) {
 	if !c.busy.CompareAndSwap(false, true) {
 		return
@@ -40,7 +40,7 @@ func (c *confirmer) start(ctx context.Context, s *state, v view, pods []podServi
 		if !c.decide(ctx, "", func(ctx context.Context) (bool, error) { return c.hasAll(ctx, v, api.ClusterModules, "") }) {
 			return
 		}
-		for namespace, version := range newest { // in random order, each with its own time: none waits for another for long
+		for namespace, version := range newest { // in random order, each with its own timeout: none delays another for long
 			if c.decide(ctx, namespace, func(ctx context.Context) (bool, error) { return c.complete(ctx, v, namespace) }) {
 				s.confirm(namespace, version)
 			}
@@ -48,7 +48,7 @@ func (c *confirmer) start(ctx context.Context, s *state, v view, pods []podServi
 	})
 }
 
-// decide reports whether a comparison found nothing missing.
+// decide logs the result of a comparison, and reports whether nothing was missing.
 func (c *confirmer) decide(ctx context.Context, namespace string, compare func(context.Context) (bool, error)) bool {
 	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
 	defer cancel()
@@ -59,7 +59,7 @@ func (c *confirmer) decide(ctx context.Context, namespace string, compare func(c
 	return complete && err == nil
 }
 
-// complete reports whether the view has all Modules of a namespace, and its labels.
+// complete reports whether the view has all Modules of a namespace, and the current labels of the namespace.
 func (c *confirmer) complete(ctx context.Context, v view, namespace string) (bool, error) {
 	all, err := c.list(ctx, watch.Resource{Path: "/api/v1/namespaces", Fields: "metadata.name=" + namespace,
 		Metadata: true})
@@ -69,9 +69,9 @@ func (c *confirmer) complete(ctx context.Context, v view, namespace string) (boo
 	return c.hasAll(ctx, v, "namespaces/"+namespace+"/"+api.Modules, namespace)
 }
 
-// hasAll reports whether the view has all modules of a collection, which is that of a namespace, or of ClusterModules.
+// hasAll reports whether the view has all modules of a collection: the Modules of a namespace, or the ClusterModules.
 func (c *confirmer) hasAll(ctx context.Context, v view, collection, namespace string) (bool, error) {
-	// api.Module keeps no labels, which may be large.
+	// api.Module has no field for labels, which may be large.
 	all, err := watch.List[api.Module](ctx, c.client, watch.Resource{Metadata: true,
 		Path: "/apis/" + api.Group + "/" + api.Version + "/" + collection}, c.log)
 	if err != nil {
@@ -96,7 +96,7 @@ func (c *confirmer) list(ctx context.Context, r watch.Resource) ([]api.Object, e
 	return watch.List[api.Object](ctx, c.client, r, c.log)
 }
 
-// confirm admits the pods of a namespace up to a resource version.
+// confirm admits the pods of a namespace up to a resourceVersion.
 func (s *state) confirm(namespace string, version uint64) {
 	s.update(ofPods, func() bool {
 		if _, known := s.namespaces[namespace]; known {

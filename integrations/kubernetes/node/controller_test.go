@@ -29,7 +29,7 @@ func (b *bed) controller(kubeconfig string) *exec.Cmd {
 	return cmd
 }
 
-// holder is who has the Lease.
+// holder returns the holder of the Lease.
 func (b *bed) holder() string {
 	b.T.Helper()
 	var lease struct {
@@ -57,7 +57,7 @@ func (b *bed) controllerConfig() string {
 	return b.api.Kubeconfig(file)
 }
 
-// says replaces the status of a node that does not run.
+// says replaces the KerbNode status of a simulated node.
 func (b *bed) says(node, status string) {
 	b.T.Helper()
 	text := "apiVersion: kerb.dev/v1alpha1\nkind: KerbNode\nmetadata: {name: " + node + "}\nstatus: {" + status + "}\n"
@@ -68,7 +68,8 @@ func (b *bed) says(node, status string) {
 	}
 }
 
-// kerb-kube-controller counts what the nodes say, with its rights alone. When it is killed, another one continues.
+// kerb-kube-controller counts the reports of nodes with only the rights of its service account. When it is killed,
+// another one takes over.
 func TestController(t *testing.T) {
 	b := newBed(t)
 	kubeconfig := b.controllerConfig()

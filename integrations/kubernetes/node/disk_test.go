@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// smallDisk puts a directory on a file system of its own, which is empty.
+// smallDisk mounts an empty file system of a size on a directory.
 func (b *bed) smallDisk(dir, size string) {
 	b.T.Helper()
 	err := os.MkdirAll(dir, 0o700)
@@ -34,7 +34,7 @@ func (b *bed) smallDisk(dir, size string) {
 	})
 }
 
-// fill leaves no room on the disk of a directory. It returns what removes the file that takes it.
+// fill fills the disk of a directory. empty removes the file that fills it.
 func (b *bed) fill(dir string) (empty func()) {
 	b.T.Helper()
 	path := filepath.Join(dir, "ballast")
@@ -53,8 +53,8 @@ func (b *bed) fill(dir string) (empty func()) {
 	}
 }
 
-// On a node whose disk is full, what the cluster says is in force all the same, only not on disk: a start without the
-// API server has the state of before, and deletes nothing. With room the state is written again.
+// On a node with a full disk, changes of the cluster still take effect, but are not persisted: a start without the API
+// server has the earlier state, and deletes nothing. The state is written when the disk has space again.
 func TestFullDisk(t *testing.T) {
 	b := newBed(t)
 	dir := filepath.Join(b.Dir, "kube")
@@ -74,7 +74,7 @@ func TestFullDisk(t *testing.T) {
 	b.module(second, counter("app: web"))
 	web.await(first + " " + second)
 	if saved(second) {
-		t.Fatal("the disk has room")
+		t.Fatal("the disk is not full")
 	}
 	if files, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(files) > 0 {
 		t.Errorf("half of a state is left: %v, %v", files, err)
@@ -84,7 +84,7 @@ func TestFullDisk(t *testing.T) {
 	b.api.Hang()
 	b.Must(http.MethodDelete, "/v1/modules/"+first+"?owner="+names.Owner, nil, nil)
 	b.start()
-	web.await(first + " " + second) // the first one by the state on disk; the other one is not deleted
+	web.await(first + " " + second) // the first by the state on disk; the second is not deleted
 	b.api.Resume()
 	b.module(third, counter("app: web"))
 	web.await(first + " " + second + " " + third)
@@ -94,8 +94,8 @@ func TestFullDisk(t *testing.T) {
 	b.Eventually("the state is written again", func() bool { return saved(second) && saved(third) })
 }
 
-// A package for which the agent's disk has no room is pulled when there is some; what ran keeps running.
-func TestNoRoomForPackages(t *testing.T) {
+// A package that does not fit on the agent's disk is pulled when there is space. The running version keeps running.
+func TestFullDiskOfAgent(t *testing.T) {
 	b := newBed(t)
 	d := newDepot(b)
 	const name = "limit"
@@ -112,16 +112,16 @@ func TestNoRoomForPackages(t *testing.T) {
 	runs("the first package", first)
 	empty := b.fill(packages)
 	b.module(name, "{"+ofImage(second)+"}")
-	b.Eventually("there is no room", func() bool {
+	b.Eventually("the disk is full", func() bool {
 		return strings.HasPrefix(b.reported(name), "PackageUnavailable: ") &&
 			strings.Contains(b.reported(name), "no space left on device")
 	})
 	if got := b.packageOf(name); got != first {
-		t.Errorf("without room the node runs %s", got)
+		t.Errorf("with a full disk the node runs %s", got)
 	}
 	b.Kill()
 	b.Start()
 	b.Eventually("the agent has started with the first package", func() bool { return b.packageOf(name) == first })
 	empty()
-	runs("there is room", second)
+	runs("the disk has space", second)
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// goalBack is how long after its guard has tripped a node should be back on the previous version.
+// goalBack is the longest time from the guard's decision to the previous version running again.
 const goalBack = 5 * time.Second
 
-// A version that the verifier accepts and that drops one of 100 packets is taken back by the canary, and halts the
-// rollout there. While the API server is away the node goes back all the same, and the rollout halts afterwards.
+// A version that passes the verifier and drops 1 of 100 packets is rolled back by the canary, which halts the rollout.
+// While the API server is unreachable, the node rolls back, too, and the rollout halts afterwards.
 func TestDrill(t *testing.T) {
 	for name, away := range map[string]bool{"connected": false, "the API server is away": true} {
 		t.Run(name, func(t *testing.T) { drill(t, away) })
@@ -58,8 +58,8 @@ func drill(t *testing.T, away bool) {
 		t.Errorf("after the canary: %+v, and %v run the version", p, f.runs())
 	}
 
-	// The agent has changed the module three times: the first version, the new one, and back. Then the drops have
-	// ended.
+	// The agent has changed the module three times: the first version, the new one, and the rollback, which ends the
+	// drops.
 	all := f.changesOf(f.name)
 	if len(all) != 3 {
 		t.Fatalf("changes of the module: %+v", all)
@@ -76,7 +76,7 @@ func drill(t *testing.T, away bool) {
 	}
 }
 
-// tripped returns when the guard of the node has tripped: the only time.
+// tripped returns when the guard of the node decided to roll back. It must have done so once.
 func (f *fleet) tripped() time.Time {
 	f.T.Helper()
 	all, err := kubefleet.Tripped(f.log.Name())
@@ -86,7 +86,7 @@ func (f *fleet) tripped() time.Time {
 	return all[0]
 }
 
-// changesOf returns the changes of a module by the agent, the first one first.
+// changesOf returns the agent's changes of a module, the first one first.
 func (b *bed) changesOf(module string) []v1.ChangeRecord {
 	b.T.Helper()
 	all, err := kubefleet.Changes(b.Node.Node, module)
@@ -96,7 +96,7 @@ func (b *bed) changesOf(module string) []v1.ChangeRecord {
 	return all
 }
 
-// dropped is what the module has dropped in its present chain.
+// dropped returns the drops of the module in its current chain.
 func (f *fleet) dropped() (n uint64) {
 	f.T.Helper()
 	var m v1.Module
@@ -111,9 +111,9 @@ func (f *fleet) dropped() (n uint64) {
 	return n
 }
 
-// A version that the kernel of one node refuses switches no node: the verifier of the agent's node says no, and the
-// canaries do not begin.
-func TestRefusedByKernel(t *testing.T) {
+// A version that the kernel of one node rejects is started on no node: the verifier rejects it in the check, and the
+// canaries do not start it.
+func TestRejectedByKernel(t *testing.T) {
 	f := newFleet(t, "limit")
 	d := newDepot(f.bed)
 	good, bad := d.push("acme/limiter", "0.1.0", true), d.pushOf("../../../internal/dataplane/testdata/bad", "acme/bad",

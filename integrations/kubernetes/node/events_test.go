@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// happened lists the Events of Kerb about an object in namespace default, without those of before.
+// happened lists Kerb's new Events about an object in namespace default.
 func (b *bed) happened(kind, name string) (all []string) {
 	b.T.Helper()
 	var list struct {
@@ -36,7 +36,7 @@ func (b *bed) happened(kind, name string) (all []string) {
 	return all
 }
 
-// hasEvent waits for an Event of which these are parts.
+// hasEvent waits for an Event that contains all parts.
 func (b *bed) hasEvent(kind, name string, parts ...string) {
 	b.T.Helper()
 	wait.Until(b.T, fmt.Sprintf("an Event of %s %s with %q", kind, name, parts), func() bool {
@@ -46,8 +46,8 @@ func (b *bed) hasEvent(kind, name string, parts ...string) {
 	}, func() any { return b.happened(kind, name) })
 }
 
-// With the rights of deploy/kubernetes alone, users of pods read why a pod drops everything or lacks a module, and
-// administrators how a rollout proceeds. A node writes Events of pods in its own name only.
+// With only the rights of deploy/kubernetes, users of pods read why all packets of a pod are dropped or a module is
+// missing, and administrators how a rollout proceeds. A node can write Events of pods only in its own name.
 func TestEvents(t *testing.T) {
 	b := newBed(t)
 	b.stop(syscall.SIGKILL)
@@ -87,12 +87,12 @@ func TestEvents(t *testing.T) {
 		"kubectl kerb rollout undo web-guard")
 
 	before := b.eventWrites()
-	for _, later := range []string{"later", "last"} { // two rounds, in which the rest is as it was
+	for _, later := range []string{"later", "last"} { // two rounds without other changes
 		b.module(later, counter("app: cache"))
 		b.isReady(modulesPath+later, "True", "NoProblem")
 		b.Eventually("the node runs "+later, func() bool { return b.Get("/v1/modules/"+later, nil) == nil })
 	}
-	for range 2 { // and two in which nothing changes
+	for range 2 { // and two rounds without changes
 		last := b.lastSync()
 		b.Eventually("the node compares again", func() bool { return b.lastSync() != last })
 	}
@@ -104,7 +104,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// lastSync returns the line of the metric that says when kerb-kube-node was in sync with the API server.
+// lastSync returns the line of the metric with the time of the last successful synchronisation.
 func (b *bed) lastSync() string {
 	b.T.Helper()
 	for line := range strings.Lines(b.scrape(metricsOfNode, "/metrics", scraper)) {
@@ -118,12 +118,12 @@ func (b *bed) lastSync() string {
 
 const metricsOfNode = "127.0.0.1:4601"
 
-// eventWrites counts requests that change Events, as the API server does.
+// eventWrites returns the API server's count of requests that change Events.
 func (b *bed) eventWrites() int {
 	return b.counted(`resource="events"`, `verb="POST"`) + b.counted(`resource="events"`, `verb="PATCH"`)
 }
 
-// forgery tries to write Events that the policy refuses.
+// forgery tries to write Events that the policy rejects.
 func (b *bed) forgery(token string) {
 	b.T.Helper()
 	const path = "/api/v1/namespaces/default/events"

@@ -22,7 +22,7 @@ import (
 	lab "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Variables of the environment: how many nodes TestFleet has, and where they are, for the process that they run in.
+// Environment variables of TestFleetNodes: the number of nodes, and their directory.
 const (
 	fleetSize = "KERB_FLEET"
 	fleetDir  = "KERB_FLEET_DIR"
@@ -35,10 +35,10 @@ const (
 	goalRequests = 5 // of Kerb in a second without a change
 )
 
-// TestFleet measures kerb-kube-node and kerb-kube-controller with many nodes (make test-fleet), and that nothing is
-// written and little is asked while nothing changes. They run the code of
-// the program, each with connections of its own to a real API server, all in one process. Their agents are in this one:
-// they answer at once, do nothing, and have no pods.
+// TestFleet measures kerb-kube-node and kerb-kube-controller with many nodes (make test-fleet). It checks that nothing
+// is written and few requests are sent while nothing changes. The nodes run the program's code in one process, each
+// with its own connections to a real API server. Their agents are simulated in this process: they respond immediately,
+// do nothing, and have no pods.
 func TestFleet(t *testing.T) {
 	n, _ := strconv.Atoi(os.Getenv(fleetSize))
 	if n == 0 || os.Getenv(fleetDir) != "" {
@@ -46,8 +46,8 @@ func TestFleet(t *testing.T) {
 	}
 	b := newBed(t)
 	b.stop(syscall.SIGKILL)
-	_ = b.api.Call(http.MethodDelete, nodesPath+"n1", nil, nil) // it may not have come that far
-	dir, err := os.MkdirTemp("/dev/shm", "kf")                  // each node has a disk of its own
+	_ = b.api.Call(http.MethodDelete, nodesPath+"n1", nil, nil) // it may not have been created yet
+	dir, err := os.MkdirTemp("/dev/shm", "kf")                  // each node has a directory of its own
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestFleet(t *testing.T) {
 	time.Sleep(10 * time.Second) // the controller counts the last change
 	before := f.requests()
 	cpu = cpuOf(t, processes)
-	time.Sleep(fleetSteady) // what is sent while nothing changes
+	time.Sleep(fleetSteady) // requests while nothing changes
 	after, seconds := f.requests(), fleetSteady.Seconds()
 	rate := float64(after.All-before.All) / seconds
 	f.say("steady: requests of Kerb", "%.2f/s; goal %d/s", rate, goalRequests)
@@ -124,11 +124,11 @@ func TestFleetNodes(t *testing.T) {
 	}
 }
 
-// hollow is a fleet.
+// hollow is a fleet of simulated nodes.
 type hollow struct {
 	*bed
 	kubefleet.Fleet
-	slow time.Duration // the longest time in which the API server has stored a change
+	slow time.Duration // longest time in which the API server stored a change
 }
 
 func (f *hollow) say(what, format string, args ...any) {
@@ -156,7 +156,7 @@ func (f *hollow) start(dir string) int {
 	return cmd.Process.Pid
 }
 
-// change changes a module of all nodes at once, and returns how long each took.
+// change changes a module on all nodes at once, and returns how long each node took.
 func (f *hollow) change(mark string) []time.Duration {
 	f.T.Helper()
 	took, stored, err := f.Change(f.T.Context(), mark)
@@ -167,7 +167,7 @@ func (f *hollow) change(mark string) []time.Duration {
 	return took
 }
 
-// rollout rolls a version out.
+// rollout rolls out a new version.
 func (f *hollow) rollout() {
 	f.T.Helper()
 	before, began := f.requests(), time.Now()
@@ -191,13 +191,13 @@ func (f *hollow) requests() kubefleet.Requests {
 	return out
 }
 
-// process is one of those that a fleet consists of.
+// process is a process of the fleet.
 type process struct {
 	name string
 	pid  int
 }
 
-// cpuOf returns the times that processes have had of CPUs.
+// cpuOf returns the CPU times of processes.
 func cpuOf(t *testing.T, processes []process) (all []time.Duration) {
 	t.Helper()
 	for _, p := range processes {
@@ -210,7 +210,7 @@ func cpuOf(t *testing.T, processes []process) (all []time.Duration) {
 	return all
 }
 
-// residentOf is the memory of a process, in MiB.
+// residentOf returns the resident memory of a process in MiB.
 func residentOf(t *testing.T, pid int) float64 {
 	t.Helper()
 	sizes, err := lab.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// costOf returns the agent's measurements of a module, or nil before there are any.
+// costOf returns the agent's measurements of a module, or nil if it was not measured yet.
 func costOf(m v1.Module) []v1.Latency {
 	if m.Status == nil {
 		return nil
@@ -30,9 +30,9 @@ func latencyOf(c *v1.Cost) []v1.Latency {
 	return c.Latency
 }
 
-// excessCost returns by how much a version exceeds spec.rollout.maxCost; empty if it does not. It compares the best
-// runs of the slowest kinds of packets, which do not depend on the node's load. What was not measured before, or has
-// not been yet, counts as no excess.
+// excessCost describes by how much a version exceeds spec.rollout.maxCost; it is empty if it does not. It compares the
+// fastest runs of the slowest kinds of packets, which do not depend on the node's load. Missing measurements count as
+// no excess.
 func excessCost(r *api.Rollout, before, now []v1.Latency) string {
 	if r.MaxCost == nil || before == nil {
 		return ""
@@ -52,35 +52,35 @@ func excessCost(r *api.Rollout, before, now []v1.Latency) string {
 	return ""
 }
 
-// listTimeout is how long the API server may take to list the pods of the node before a new version begins.
+// listTimeout is the timeout of listing the pods of the node before a new version starts.
 const listTimeout = 3 * time.Second
 
-// note notes which pods that a module selects are Ready before its new version.
-func (s *syncer) note(ctx context.Context, m api.Module, v view, c *counted) {
+// recordReady stores which of the pods that a module selects are Ready before its new version starts.
+func (s *syncer) recordReady(ctx context.Context, m api.Module, v view, c *trialState) {
 	if s.ready == nil || m.Spec.Rollout.MaxUnready == nil {
 		return
 	}
-	c.until = s.state.clock.now().Add(m.Spec.Rollout.Soak())
+	c.soakEnd = s.state.clock.now().Add(m.Spec.Rollout.Soak())
 	c.pods = s.ready.now(ctx, func(namespace string, set map[string]string) bool {
 		return selects(m, v.namespaces, namespace, func() map[string]string { return set })
 	})
 }
 
-// soaks reports whether the readiness of pods counts.
-func (c *counted) soaks(now time.Time) bool { return c.pods != nil && now.Before(c.until) }
+// soaking reports whether the readiness of pods still counts for the rollout.
+func (c *trialState) soaking(now time.Time) bool { return c.pods != nil && now.Before(c.soakEnd) }
 
-// unready returns why the node has to go back from a version with which pods are no longer Ready; empty if it has not.
+// unready returns why the node has to roll back a version with which pods are no longer Ready, or "" if it need not.
 func (s *syncer) unready(m api.Module) string {
 	c, limit := s.guard.counts[m.Metadata.Name], m.Spec.Rollout.MaxUnready
-	if limit == nil || !c.soaks(s.state.clock.now()) {
+	if limit == nil || !c.soaking(s.state.clock.now()) {
 		return ""
 	}
 	names := s.ready.unready(c.pods)
 	if len(names) <= *limit {
-		c.late = 0
+		c.unreadySamples = 0
 		return ""
 	}
-	if c.late++; c.late < maxUnwell {
+	if c.unreadySamples++; c.unreadySamples < maxBadSamples {
 		return ""
 	}
 	return fmt.Sprintf("of the %s that the module selects and that were Ready before the new version, %d are not, among "+
@@ -88,20 +88,20 @@ func (s *syncer) unready(m api.Module) string {
 		names[0], *limit, remedy)
 }
 
-// readiness tracks which pods of the node are Ready, by the API server. It watches them only while a new version soaks,
-// since other parts need only metadata.
+// readiness tracks which pods of the node are Ready, with a watch of whole pods. The watch runs only while a new
+// version soaks, because all other parts need only metadata.
 type readiness struct {
 	client *watch.Client
 	node   string
 	log    *slog.Logger
-	stop   func() // of the follower; nil if it does not run
+	stop   func() // ends the watch; nil if there is none
 
 	mu     sync.Mutex
-	listed chan struct{} // closed when all pods are known
+	listed chan struct{} // closed when the pod list is complete
 	pods   map[string]podReady
 }
 
-// podReady has the used fields of a pod.
+// podReady has the fields of a pod that readiness needs.
 type podReady struct {
 	Metadata api.ObjectMeta `json:"metadata"`
 	Spec     struct {
@@ -113,19 +113,18 @@ type podReady struct {
 	} `json:"status"`
 }
 
-// Meta returns the metadata.
 func (p *podReady) Meta() *api.ObjectMeta { return &p.Metadata }
 
 func (p *podReady) ready() bool {
 	return slices.Contains(p.Status.Conditions, api.NodeCondition{Type: "Ready", Status: "True"})
 }
 
-// ended reports whether the pod is not meant to be Ready.
+// ended reports whether the pod has completed or is being deleted, so that it need not be Ready.
 func (p *podReady) ended() bool {
 	return p.Metadata.Deleted != "" || p.Status.Phase == "Succeeded" || p.Status.Phase == "Failed"
 }
 
-// now returns the names of the selected pods that are Ready, by UID; nil if the API server does not say.
+// now returns the names of the selected pods that are Ready, by UID, or nil if the API server does not answer.
 func (r *readiness) now(ctx context.Context, selected func(namespace string, set map[string]string) bool,
 ) map[string]string {
 	if r.stop == nil {
@@ -150,7 +149,7 @@ func (r *readiness) now(ctx context.Context, selected func(namespace string, set
 	return out
 }
 
-// unready returns the names of the pods that are still there and not Ready.
+// unready returns the names of the given pods that still exist and are not Ready.
 func (r *readiness) unready(pods map[string]string) (out []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -163,7 +162,7 @@ func (r *readiness) unready(pods map[string]string) (out []string) {
 	return out
 }
 
-// need ends the follower if it is not needed.
+// need stops the watch if it is not needed.
 func (r *readiness) need(needed bool) {
 	if r == nil || needed || r.stop == nil {
 		return

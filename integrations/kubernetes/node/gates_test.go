@@ -21,7 +21,8 @@ func measured(least ...float64) v1.Module {
 	return v1.Module{Status: &v1.ModuleStatus{Cost: cost}}
 }
 
-// A version may cost as much more in each direction as the rollout allows. What is not measured costs nothing.
+// A version may exceed the previous cost in each direction by the limit of the rollout. Missing measurements count as
+// no cost.
 func TestGuardOfCost(t *testing.T) {
 	fifty := 50
 	for _, c := range []struct {
@@ -38,16 +39,17 @@ func TestGuardOfCost(t *testing.T) {
 		{"not measured yet", &fifty, measured(10), v1.Module{Status: &v1.ModuleStatus{}}, ""},
 		{"not measured before", &fifty, v1.Module{}, measured(1000), ""},
 	} {
-		g, m := &guard{windows: map[string]window{}, counts: map[string]*counted{}}, inRollout(nil)
+		g, m := &guard{windows: map[string]window{}, counts: map[string]*trialState{}}, inRollout(nil)
 		m.Spec.Rollout.MaxCost = c.limit
-		got := g.judge(m, trial{Version: m.Version(), Cost: costOf(c.before)}, c.now)
+		got := g.rollbackReason(m, trial{Version: m.Version(), Cost: costOf(c.before)}, c.now)
 		if (got != "") != (c.want != "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q", c.name, got)
 		}
 	}
 }
 
-// Pods that were Ready and are not count while the version soaks, three times in a row. Those that are gone do not.
+// Pods that were Ready and no longer are count while the version soaks, in three consecutive samples. Deleted pods do
+// not count.
 func TestGuardOfReadiness(t *testing.T) {
 	r := &readiness{pods: map[string]podReady{}, log: slog.New(slog.DiscardHandler)}
 	set := func(uid string, ready bool) {
@@ -60,8 +62,8 @@ func TestGuardOfReadiness(t *testing.T) {
 	m := inRollout(nil)
 	m.Spec.Rollout.MaxUnready = new(1)
 	before := map[string]string{"a": "default/a", "b": "default/b", "c": "default/c"}
-	c := &counted{pods: before, until: time.Now().Add(time.Hour)}
-	s := &syncer{state: newState("n1"), ready: r, guard: &guard{counts: map[string]*counted{"web": c}}}
+	c := &trialState{pods: before, soakEnd: time.Now().Add(time.Hour)}
+	s := &syncer{state: newState("n1"), ready: r, guard: &guard{counts: map[string]*trialState{"web": c}}}
 	times := func(n int) (text string) {
 		for range n {
 			text = s.unready(m)
@@ -71,7 +73,7 @@ func TestGuardOfReadiness(t *testing.T) {
 	set("other", false)
 	set("a", false)
 	set("b", true)
-	if text := times(9); text != "" { // c is gone
+	if text := times(9); text != "" { // c was deleted
 		t.Errorf("one pod of one that is allowed: %s", text)
 	}
 	set("b", false)
@@ -88,18 +90,18 @@ func TestGuardOfReadiness(t *testing.T) {
 	if !strings.Contains(text, "of the 3 pods") || !strings.Contains(text, "2 are not, among them default/a") {
 		t.Errorf("two pods: %s", text)
 	}
-	if c.until = time.Now(); times(5) != "" {
+	if c.soakEnd = time.Now(); times(5) != "" {
 		t.Error("readiness counts after the version has soaked")
 	}
-	c.until, m.Spec.Rollout.MaxUnready = time.Now().Add(time.Hour), nil
+	c.soakEnd, m.Spec.Rollout.MaxUnready = time.Now().Add(time.Hour), nil
 	if times(5) != "" {
 		t.Error("readiness counts though the rollout has no limit")
 	}
 }
 
-// In a check, too, a version may cost as much more as the rollout allows: then no node begins with one that costs more.
-// It is measured twice before it fails, and again after a time that doubles, after resume, or with another limit;
-// without a limit it is not measured.
+// A check, too, allows a version to exceed the previous cost by the limit of the rollout; beyond it, no node starts the
+// version. It is measured twice before it fails, and again with backoff, after resume, or with another limit. Without a
+// limit it is not measured.
 func TestCheckOfCost(t *testing.T) {
 	costs := func(least ...float64) *v1.Cost { return measured(least...).Status.Cost }
 	for _, c := range []struct {
@@ -137,7 +139,7 @@ func TestCheckOfCost(t *testing.T) {
 		s.state.moduleHandler(ofModules).Replace(nil)
 		s.state.namespaceHandler().Replace(nil)
 		s.state.podHandler().Replace(nil)
-		round := func() reported {
+		round := func() rolloutReport {
 			s.state.moduleHandler(ofClusterModules).Replace([]api.Module{m})
 			if _, err := s.round(t.Context()); err != nil {
 				t.Fatal(err)
@@ -174,7 +176,7 @@ func TestCheckOfCost(t *testing.T) {
 			}
 		}
 		again := s.state.checks["web"]
-		again.at = time.Now().Add(-maxDear / 2)
+		again.at = time.Now().Add(-maxRemeasure / 2)
 		s.state.checks["web"] = again
 		halted := m
 		halted.Status = &api.ModuleStatus{Rollout: &api.RolloutStatus{Version: m.Version(), Halted: &api.Halt{Reason: "x"}}}

@@ -24,25 +24,25 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// When a node returns to the previous version.
+// When a node rolls back a new version.
 const (
-	maxExcess  = 10 // tolerated excess drops: fewer may be chance
-	maxUnwell  = 3  // times in a row that a condition is bad that was not bad before
-	sampleTime = time.Hour
+	maxExcess     = 10 // excess drops that are tolerated: fewer may be chance
+	maxBadSamples = 3  // consecutive samples in which a condition is bad that was not bad before
+	sampleTime    = time.Hour
 )
 
-// trial is the new version of a ClusterModule on this node, from before the agent has it. Trials are on disk: neither a
-// restart nor the loss of the API server starts a version again that the node has gone back from.
+// trial is the new version of a ClusterModule on this node. It is created before the agent gets the version. Trials are
+// persisted: neither a restart nor the loss of the API server retries a version that the node has rolled back.
 type trial struct {
 	Version string       `json:"version"`           // of the ClusterModule
-	Share   float64      `json:"share"`             // fraction of packets that the module dropped before
+	Share   float64      `json:"share"`             // fraction of packets that the previous version dropped
 	Bad     []string     `json:"bad,omitempty"`     // types of conditions that were bad before
-	Failure string       `json:"failure,omitempty"` // why the node went back
-	limits               // those when it did
-	Cost    []v1.Latency `json:"cost,omitempty"` // of the version before
+	Failure string       `json:"failure,omitempty"` // why the node rolled back
+	limits               // at the time of the rollback
+	Cost    []v1.Latency `json:"cost,omitempty"` // of the previous version
 }
 
-// limits are those of spec.rollout.
+// limits are the limits in spec.rollout.
 type limits struct {
 	Drops   *int `json:"limit,omitempty"`
 	Cost    *int `json:"costLimit,omitempty"`
@@ -51,56 +51,57 @@ type limits struct {
 
 func limitsOf(r *api.Rollout) limits { return limits{r.MaxDrops, r.MaxCost, r.MaxUnready} }
 
-// updated reports whether a rollout has the node run the new version of m, or try it. While it is paused or halted,
-// nodes that have not begun with it do not, and in waves none does that has not checked it.
+// updated reports whether this node runs or may start the new version of m. While the rollout is paused or halted, no
+// further node starts it. In waves, a node has to check the version first.
 func (s *state) updated(m api.Module) bool {
 	return m.Updated(s.node) && (s.trials[m.Metadata.Name].Version == m.Version() ||
 		!m.Holds() && (m.Spec.Rollout.ByHand() || s.checks[m.Metadata.Name].passed(m)))
 }
 
-// failed reports whether the node has gone back from the new version of m. With another limit it tries it again.
+// failed reports whether the node has rolled back the new version of m. If the limits have changed since, it retries.
 func (t trial) failed(m api.Module) bool {
 	return t.Failure != "" && t.Version == m.Version() && reflect.DeepEqual(t.limits, limitsOf(m.Spec.Rollout))
 }
 
-// guard compares new versions with the module's behaviour before them. It does not need the API server.
+// guard compares new versions with the module's behaviour before them. It works without the API server.
 type guard struct {
 	clock   clock
 	file    string
 	windows map[string]window
-	counts  map[string]*counted // of trials
+	counts  map[string]*trialState // by names of modules with a trial
 }
 
-// traffic is what reached a module.
+// traffic has the counters of a module.
 type traffic struct{ packets, drops uint64 }
 
-// window has the traffic of one to two hours ago; none if this program has not run for so long.
+// window has samples of the counters, the older one to two hours old. It is zero if this process has not run for that
+// long.
 type window struct {
 	older, newer traffic
-	turned       time.Time
+	rotated      time.Time
 }
 
-// counted is what happened since a trial has begun, or since this program runs.
-type counted struct {
-	version string
-	last    traffic
-	sum     traffic
-	excess  float64 // drops above the limit; unused allowance does not accumulate
-	unwell  int
+// trialState has the observations since a trial started, or since this process started.
+type trialState struct {
+	version    string
+	last       traffic
+	sum        traffic
+	excess     float64 // drops above the limit; unused allowance does not accumulate
+	badSamples int
 
-	pods  map[string]string // by UID, names of those that were Ready before, until the module has soaked
-	until time.Time         // when it has
-	late  int               // times in a row that too many of them were not Ready
+	pods           map[string]string // names, by UID, of pods that were Ready before; nil after the soak time
+	soakEnd        time.Time         // end of the soak time
+	unreadySamples int               // consecutive samples with more than maxUnready pods not Ready
 }
 
 const remedy = "; this node runs the previous version again: undo the rollout, or write another version"
 
 const rolloutsFile = "rollouts.json"
 
-// newGuard gives a state the trials on disk. It returns a guard with an error, too.
+// newGuard loads the trials from disk into s. If that fails, it returns a usable guard together with the error.
 func newGuard(dir string, s *state) (*guard, error) {
 	g := &guard{clock: s.clock, file: filepath.Join(dir, rolloutsFile), windows: map[string]window{},
-		counts: map[string]*counted{}}
+		counts: map[string]*trialState{}}
 	text, err := os.ReadFile(g.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return g, nil
@@ -120,7 +121,7 @@ func (s *state) setTrials(trials map[string]trial, bits int) {
 	s.update(bits, func() bool { s.trials = trials; return true })
 }
 
-// trialsOf returns the trials of modules that a rollout gives the node.
+// trialsOf returns the trials of the modules whose new version this node gets.
 func (s *state) trialsOf(updated []api.Module) map[string]trial {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,15 +134,15 @@ func (s *state) trialsOf(updated []api.Module) map[string]trial {
 	return out
 }
 
-// reported is the node's report about rollouts.
-type reported struct {
+// rolloutReport is the node's report about rollouts.
+type rolloutReport struct {
 	begun, checked []api.NodeVersion
 	failed         []api.ModuleReport
 }
 
-// rollouts returns the new versions that this node has switched to or could run, and reports about those that it rolled
-// back or could not run.
-func (s *state) rollouts() (out reported) {
+// rollouts returns the new versions that this node runs or has checked, and reports about those that it rolled back or
+// could not run.
+func (s *state) rollouts() (out rolloutReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fail := func(m api.Module, reason, message string) {
@@ -159,10 +160,10 @@ func (s *state) rollouts() (out reported) {
 			fail(m, api.RolledBack, t.Failure)
 		case begun:
 			out.begun = append(out.begun, api.NodeVersion{Name: name, Version: version})
-		case c.of(m) && c.Failure != "":
+		case c.matches(m) && c.Failure != "":
 			fail(m, api.CheckFailed, c.Failure)
-		case c.of(m) && c.Waits != "": // no answer to the controller
-			fail(m, api.PackageUnavailable, c.Waits)
+		case c.matches(m) && c.Pending != "": // pending: reports no result to the controller
+			fail(m, api.PackageUnavailable, c.Pending)
 		case c.passed(m):
 			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})
 		}
@@ -170,8 +171,8 @@ func (s *state) rollouts() (out reported) {
 	return out
 }
 
-// begin records the behaviour of modules before their new versions, and removes trials that have ended.
-func (s *syncer) begin(ctx context.Context, v view) error {
+// beginTrials records the behaviour of modules before their new versions, and removes trials that have ended.
+func (s *syncer) beginTrials(ctx context.Context, v view) error {
 	if s.guard == nil {
 		return nil
 	}
@@ -189,12 +190,12 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 		if err != nil {
 			return err
 		}
-		t, c := trial{Version: m.Version()}, &counted{version: m.Version()}
+		t, c := trial{Version: m.Version()}, &trialState{version: m.Version()}
 		if now != nil {
 			t.Share, t.Bad = s.guard.windows[name].share(trafficOf(*now)), badConditions(*now)
 			t.Cost, c.last = costOf(*now), trafficOf(*now)
 		}
-		s.note(ctx, m, v, c)
+		s.recordReady(ctx, m, v, c)
 		s.guard.counts[name] = c
 		trials[name] = t
 	}
@@ -202,13 +203,14 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 	same := reflect.DeepEqual(trials, s.state.trials)
 	s.state.mu.Unlock()
 	if !same {
-		s.keep(trials, 0)
+		s.saveTrials(trials, 0)
 	}
 	return nil
 }
 
-// keep writes the trials before they are acted on. A disk that is full is no reason to run what drops packets.
-func (s *syncer) keep(trials map[string]trial, bits int) {
+// saveTrials persists the trials before they take effect. They take effect even if the write fails: a full disk must
+// not prevent a rollback.
+func (s *syncer) saveTrials(trials map[string]trial, bits int) {
 	text, err := json.Marshal(trials)
 	if err == nil {
 		err = atomicfile.Write(s.guard.file, text, 0o600)
@@ -220,9 +222,9 @@ func (s *syncer) keep(trials map[string]trial, bits int) {
 	s.state.setTrials(trials, bits)
 }
 
-// judge compares the running new versions with the behaviour before them, and rolls back failed ones. It reports
-// whether there are any.
-func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
+// evaluateTrials compares running new versions with the behaviour before them, and rolls back failed ones. watched
+// reports whether any trial is still running.
+func (s *syncer) evaluateTrials(ctx context.Context, v view) (watched bool, err error) {
 	if s.guard == nil {
 		return false, nil
 	}
@@ -242,8 +244,8 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 		if now == nil {
 			continue
 		}
-		if t.Failure = cmp.Or(s.guard.judge(m, t, *now), s.unready(m)); t.Failure == "" {
-			soaks = soaks || s.guard.counts[name].soaks(s.state.clock.now())
+		if t.Failure = cmp.Or(s.guard.rollbackReason(m, t, *now), s.unready(m)); t.Failure == "" {
+			soaks = soaks || s.guard.counts[name].soaking(s.state.clock.now())
 			continue
 		}
 		s.log.Warn("this node rolls back to the previous version", "module", name, "error", t.Failure)
@@ -253,26 +255,26 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 	}
 	s.ready.need(soaks)
 	if back {
-		s.keep(trials, ofClusterModules) // and so the next round, which is due at once, applies them
+		s.saveTrials(trials, ofClusterModules) // the next round follows immediately, and applies the previous versions
 	}
 	return watched, nil
 }
 
-// judge returns why the node has to go back; empty if it has not.
-func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
+// rollbackReason returns why the node has to roll back, or "" if it need not.
+func (g *guard) rollbackReason(m api.Module, t trial, now v1.Module) string {
 	name, is := m.Metadata.Name, trafficOf(now)
 	c := g.counts[name]
 	if c == nil || c.version != t.Version {
-		c = &counted{version: t.Version, last: is}
+		c = &trialState{version: t.Version, last: is}
 		g.counts[name] = c
 	}
-	packets, drops := since(c.last.packets, is.packets), since(c.last.drops, is.drops)
+	packets, drops := counterDelta(c.last.packets, is.packets), counterDelta(c.last.drops, is.drops)
 	c.last = is
 	c.sum.packets, c.sum.drops = c.sum.packets+packets, c.sum.drops+drops
 	if limit := m.Spec.Rollout.MaxDrops; limit != nil {
 		c.excess = max(0, c.excess+float64(drops)-float64(packets)*(t.Share+float64(*limit)/1000))
 		if c.excess >= maxExcess {
-			g.windows[name] = window{older: is, newer: is, turned: g.clock.now()} // not the measure of another attempt
+			g.windows[name] = window{older: is, newer: is, rotated: g.clock.now()} // do not measure another attempt against it
 			return fmt.Sprintf("the new version dropped %d of %d packets; before, the module dropped %.1f of 1,000, and "+
 				"spec.rollout.maxDrops allows %d more%s, or raise maxDrops", c.sum.drops, c.sum.packets, 1000*t.Share, *limit,
 				remedy)
@@ -283,10 +285,10 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 	}
 	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })
 	if len(unwell) == 0 {
-		c.unwell = 0
+		c.badSamples = 0
 		return ""
 	}
-	if c.unwell++; c.unwell < maxUnwell {
+	if c.badSamples++; c.badSamples < maxBadSamples {
 		return ""
 	}
 	for _, of := range now.Status.Conditions {
@@ -297,7 +299,7 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 	return ""
 }
 
-// sample records the traffic of modules, for comparison with a later version.
+// sample records the counters of modules, as the baseline for later versions.
 func (g *guard) sample(all []v1.Module) {
 	if g == nil {
 		return
@@ -309,27 +311,27 @@ func (g *guard) sample(all []v1.Module) {
 		}
 		w, known := g.windows[m.Metadata.Name]
 		is := trafficOf(m)
-		if !known || is.packets < w.newer.packets { // since it was attached, or counts begin again
-			w = window{newer: is, turned: now}
-		} else if now.Sub(w.turned) >= sampleTime {
-			w = window{older: w.newer, newer: is, turned: now}
+		if !known || is.packets < w.newer.packets { // it was attached again, or its counters were reset
+			w = window{newer: is, rotated: now}
+		} else if now.Sub(w.rotated) >= sampleTime {
+			w = window{older: w.newer, newer: is, rotated: now}
 		}
 		next[m.Metadata.Name] = w
 	}
 	g.windows = next
 }
 
-// share is which part of the packets the module has dropped since then: 0 if there were none.
+// share returns the fraction of packets that the module has dropped since the older sample; 0 if there were no packets.
 func (w window) share(now traffic) float64 {
-	packets := since(w.older.packets, now.packets)
+	packets := counterDelta(w.older.packets, now.packets)
 	if packets == 0 {
 		return 0
 	}
-	return float64(since(w.older.drops, now.drops)) / float64(packets)
+	return float64(counterDelta(w.older.drops, now.drops)) / float64(packets)
 }
 
-// since is how far a count has come. One that is lower has begun again.
-func since(before, now uint64) uint64 {
+// counterDelta returns the increase of a counter, or 0 if the counter was reset.
+func counterDelta(before, now uint64) uint64 {
 	if now < before {
 		return 0
 	}
@@ -352,7 +354,7 @@ func trafficOf(m v1.Module) (out traffic) {
 }
 
 // badConditions returns the types of the conditions that indicate a failure. A starting control plane, and a module
-// without a pod to be attached to, are not failures.
+// without a pod to attach to, are not failures.
 func badConditions(m v1.Module) (out []string) {
 	if m.Status == nil {
 		return nil
@@ -368,7 +370,7 @@ func badConditions(m v1.Module) (out []string) {
 	return out
 }
 
-// module returns a module of the agent, or nil if it has none of that name.
+// module returns a module of the agent, or nil if there is none of that name.
 func (a agent) module(ctx context.Context, name string) (*v1.Module, error) {
 	var m v1.Module
 	err := a.call(ctx, http.MethodGet, "/v1/modules/"+name, nil, &m)

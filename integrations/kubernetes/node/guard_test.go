@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// observed is a module of the agent with counts and conditions.
+// observed returns a module of the agent with counters and conditions.
 func observed(packets, drops uint64, conditions ...v1.Condition) v1.Module {
 	counts := v1.ModuleCount{Packets: packets, Verdicts: []v1.VerdictCount{{Verdict: "next", Packets: packets - drops},
 		{Verdict: "drop", Packets: drops}}}
@@ -27,8 +27,8 @@ func inRollout(limit *int) api.Module {
 			Previous: api.Previous{Package: api.Package{Name: "counter"}}}}}
 }
 
-// What a module drops counts only beyond its share before and what the rollout allows, and from ten packets on; what a
-// version has not used of that earlier is no credit.
+// Drops count only beyond the previous share plus the limit of the rollout, and from ten excess drops on. Unused
+// allowance does not accumulate.
 func TestGuardOfDrops(t *testing.T) {
 	five, none := 5, 0
 	for _, c := range []struct {
@@ -47,16 +47,16 @@ func TestGuardOfDrops(t *testing.T) {
 		{"well for a long time, then not", &five, 0.1, []traffic{{9_100_000, 1_000}, {9_100_020, 1_020}}, true},
 		{"counts begin again", &five, 0, []traffic{{20, 20}, {40, 20}}, false},
 	} {
-		g := &guard{windows: map[string]window{}, counts: map[string]*counted{}}
+		g := &guard{windows: map[string]window{}, counts: map[string]*trialState{}}
 		m := inRollout(c.limit)
 		trial := trial{Version: m.Version(), Share: c.share}
-		g.judge(m, trial, observed(100_000, 1_000))
+		g.rollbackReason(m, trial, observed(100_000, 1_000))
 		got := ""
 		for _, p := range c.polls {
 			if got != "" {
 				t.Errorf("%s: too early: %s", c.name, got)
 			}
-			got = g.judge(m, trial, observed(p.packets, p.drops))
+			got = g.rollbackReason(m, trial, observed(p.packets, p.drops))
 		}
 		if (got != "") != c.want {
 			t.Errorf("%s: %q", c.name, got)
@@ -64,9 +64,9 @@ func TestGuardOfDrops(t *testing.T) {
 	}
 }
 
-// A condition that becomes bad, and stays so, has the node go back. One that was bad before does not, nor a control
-// plane that starts.
-func TestGuardOfHealth(t *testing.T) {
+// A condition that becomes and stays bad causes a rollback. A condition that was bad before does not, nor does a
+// starting control plane.
+func TestGuardOfConditions(t *testing.T) {
 	condition := func(kind, status, reason string) v1.Condition {
 		return v1.Condition{Type: kind, Status: status, Reason: reason, Message: "why"}
 	}
@@ -87,11 +87,11 @@ func TestGuardOfHealth(t *testing.T) {
 		{"cannot run", nil, slicesOf(condition("Ready", "False", "ModuleFailed"), 3), true},
 		{"no verdicts", nil, slicesOf(condition("ValidVerdicts", "False", "InvalidVerdict"), 3), true},
 	} {
-		g := &guard{windows: map[string]window{}, counts: map[string]*counted{}}
+		g := &guard{windows: map[string]window{}, counts: map[string]*trialState{}}
 		m, got := inRollout(nil), ""
 		for _, p := range c.polls {
-			if got == "" { // a node that has gone back asks no more
-				got = g.judge(m, trial{Version: m.Version(), Bad: c.bad}, observed(0, 0, p))
+			if got == "" { // after a rollback the node samples no more
+				got = g.rollbackReason(m, trial{Version: m.Version(), Bad: c.bad}, observed(0, 0, p))
 			}
 		}
 		if (got != "") != c.want || c.want && !strings.Contains(got, "why") {
@@ -107,17 +107,17 @@ func slicesOf(c v1.Condition, n int) (out []v1.Condition) {
 	return out
 }
 
-// What a module did before its new version is what the agent counted of the hours before, and after a version that
-// failed what it counted since.
-func TestShareBefore(t *testing.T) {
-	g := &guard{windows: map[string]window{}, counts: map[string]*counted{}}
+// The baseline of a new version has the agent's counts of the last hours. After a failed version it starts after that
+// version.
+func TestDropBaseline(t *testing.T) {
+	g := &guard{windows: map[string]window{}, counts: map[string]*trialState{}}
 	if got := g.windows["web"].share(traffic{1000, 100}); got != 0.1 {
 		t.Errorf("without samples: %v", got)
 	}
 	sample := func(packets, drops uint64) {
 		g.sample([]v1.Module{observed(packets, drops)})
 		w := g.windows["web"]
-		w.turned = w.turned.Add(-sampleTime)
+		w.rotated = w.rotated.Add(-sampleTime)
 		g.windows["web"] = w
 	}
 	sample(1000, 1000)
@@ -127,8 +127,8 @@ func TestShareBefore(t *testing.T) {
 		t.Errorf("drops of hours ago count: %v", got)
 	}
 	m := inRollout(new(int))
-	g.judge(m, trial{Version: m.Version()}, observed(4000, 1500))
-	if why := g.judge(m, trial{Version: m.Version()}, observed(5000, 2500)); why == "" {
+	g.rollbackReason(m, trial{Version: m.Version()}, observed(4000, 1500))
+	if why := g.rollbackReason(m, trial{Version: m.Version()}, observed(5000, 2500)); why == "" {
 		t.Fatal("a version that drops all packets stays")
 	}
 	if got := g.windows["web"].share(traffic{6000, 2500}); got != 0 {
@@ -136,7 +136,7 @@ func TestShareBefore(t *testing.T) {
 	}
 }
 
-// A file of trials that cannot be read stops nothing, and one that can be keeps a node from the version that failed.
+// An unreadable file of trials does not prevent a start, and a readable one prevents a retry of the failed version.
 func TestTrialsOnDisk(t *testing.T) {
 	dir, m := t.TempDir(), inRollout(nil)
 	m.Metadata.Generation = 7

@@ -24,18 +24,18 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// refusing is the part of an agent that a round calls. It has the service of one pod, and does not accept all modules.
+// refusing is the part of an agent that a round calls. It has the service of one pod, and rejects some modules.
 type refusing struct {
 	modules map[string]v1.Module
 	answers map[string]int // status codes, by modules
-	labels  int            // the status code of changes of services, if any
+	labels  int            // status code of changes of services, if any
 	applied int            // requests for modules
 	before  func([]v1.Module)
-	costs   func() []v1.CostChange // that a dry run answers
-	earlier bool                   // it does not know measure, and always measures
+	costs   func() []v1.CostChange // results of dry runs
+	earlier bool                   // an older agent, which always measures
 	service v1.Service
-	more    []v1.Service // that it has, too
-	// change returns the status code of a change of services, or 0, if not nil.
+	more    []v1.Service // further services
+	// change returns the status code of a change of services, or 0; may be nil.
 	change  func([]v1.Service) int
 	deleted bool
 }
@@ -103,7 +103,7 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(answer)
 }
 
-// heldPod returns an agent that has a pending service of a pod, and what makes it run a state with that pod.
+// heldPod returns an agent with a pending service of a pod, and a syncer whose state has that pod.
 func heldPod(t *testing.T) (*refusing, *syncer) {
 	t.Helper()
 	p := names.Pod{Namespace: "shop", Name: "web", UID: "u1"}
@@ -125,8 +125,8 @@ func object(uid, namespace, name string, labels map[string]string) api.Object {
 	return api.Object{Metadata: api.ObjectMeta{UID: uid, Namespace: namespace, Name: name, Labels: labels}}
 }
 
-// A pod that a refused module would select keeps dropping everything. One that it would not select is admitted, and so
-// are all if the module is one that may be absent.
+// A pod that a rejected module would select stays pending. A pod that it would not select is admitted, and so are all
+// pods if the module has failurePolicy open.
 func TestPodsOfRefusedModules(t *testing.T) {
 	for _, c := range []struct {
 		app    string
@@ -151,7 +151,7 @@ func TestPodsOfRefusedModules(t *testing.T) {
 	}
 }
 
-// A module with which the agent fails keeps no other away, nor the pods that it does not select; it is tried again.
+// A module with which the agent fails blocks neither other modules, nor pods that it does not select. It is retried.
 func TestModuleThatFails(t *testing.T) {
 	for _, c := range []struct {
 		app  string
@@ -196,8 +196,8 @@ func TestModuleThatFails(t *testing.T) {
 	}
 }
 
-// The runtime knows a static pod by the UID that its mirror in the API names. No other pod can name it: the annotation
-// is its author's.
+// The runtime knows a static pod by the UID in the annotation of its mirror pod. No other pod can claim that UID,
+// although its author can write the annotation.
 func TestStaticPods(t *testing.T) {
 	for _, c := range []struct {
 		namespace, name, static string
@@ -217,7 +217,7 @@ func TestStaticPods(t *testing.T) {
 		if got := !names.IsPending(a.service.Metadata.Labels); got != c.admitted {
 			t.Errorf("%+v: admitted %v, labels %v", c, got, a.service.Metadata.Labels)
 		}
-		// a pod that has the UID itself decides
+		// a pod with this UID has precedence
 		s.state.podHandler().Set(object("u1", "shop", "web", map[string]string{"app": "true"}))
 		if _, err := s.round(t.Context()); err != nil || a.service.Metadata.Labels["app"] != "true" {
 			t.Errorf("%+v: labels %v, %v", c, a.service.Metadata.Labels, err)
@@ -225,7 +225,8 @@ func TestStaticPods(t *testing.T) {
 	}
 }
 
-// What the agent gets is on disk before: a start without the API server would otherwise go back to older modules.
+// Modules are persisted before the agent gets them: a start without the API server would otherwise revert to older
+// ones.
 func TestSnapshotComesFirst(t *testing.T) {
 	a, s := heldPod(t)
 	dir := t.TempDir()
@@ -251,7 +252,8 @@ func TestSnapshotComesFirst(t *testing.T) {
 	<-done
 }
 
-// Events that change nothing of interest have no module applied again: with enough of them no pod would be admitted.
+// Events without relevant changes do not cause an apply of all modules. Otherwise a stream of events would prevent that
+// pods are admitted.
 func TestEventsWithoutChange(t *testing.T) {
 	a, s := heldPod(t)
 	module := api.Module{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
@@ -287,7 +289,7 @@ func TestEventsWithoutChange(t *testing.T) {
 	}
 }
 
-// Until all lists have come, a snapshot does not decide about pods that are newer than it.
+// Until all lists are complete, a snapshot does not admit pods that are newer than it.
 func TestPodsNewerThanTheSnapshot(t *testing.T) {
 	for _, earlier := range []bool{true, false} {
 		a, s := heldPod(t)
@@ -315,8 +317,8 @@ func TestPodsNewerThanTheSnapshot(t *testing.T) {
 	}
 }
 
-// A service whose pod is gone is deleted when its network namespace is gone, too, and not while an agent that has just
-// started knows no interfaces yet.
+// A service whose pod was deleted is deleted when its network namespace is gone, too, but not while an agent that has
+// just started has not observed interfaces yet.
 func TestServicesOfDeletedPods(t *testing.T) {
 	for reason, want := range map[string]bool{"NotFound": true, "NoInterface": false} {
 		a, s := heldPod(t)
@@ -334,8 +336,8 @@ func TestServicesOfDeletedPods(t *testing.T) {
 	}
 }
 
-// A pod with more labels than are handled is not admitted, as a part of them would hide it from modules, and the node
-// reports it. It is admitted when it has fewer.
+// A pod with too many labels is not admitted, since a truncated set could evade modules, and the node reports it. It is
+// admitted when it has fewer.
 func TestTooManyLabels(t *testing.T) {
 	many := func(n, size int) map[string]string {
 		out := map[string]string{"app": "web"}
@@ -370,8 +372,8 @@ func TestTooManyLabels(t *testing.T) {
 	}
 }
 
-// A new pod whose event comes before that of a module, or of labels of its namespace, that are older than the pod is
-// not admitted without them: watches of different resources are not ordered.
+// A new pod whose event arrives before that of an older module, or of older labels of its namespace, is not admitted
+// without them: watches of different resources are not ordered.
 func TestPodsAreConfirmed(t *testing.T) {
 	var asked atomic.Int32
 	stored := map[string][]any{
@@ -390,7 +392,7 @@ func TestPodsAreConfirmed(t *testing.T) {
 	s.state.podHandler().Replace([]api.Object{pod})
 	pending := func(what string, want bool) {
 		t.Helper()
-		for range 2 { // the comparison of the first round decides about the second
+		for range 2 { // the first round starts the comparison, the second uses its result
 			if _, err := s.round(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -418,7 +420,7 @@ func TestPodsAreConfirmed(t *testing.T) {
 	}
 }
 
-// round makes one comparison with the state as it is.
+// round runs one round with the current state.
 func (s *syncer) round(ctx context.Context) (time.Duration, error) {
-	return s.roundOf(ctx, s.state.view())
+	return s.reconcile(ctx, s.state.view())
 }

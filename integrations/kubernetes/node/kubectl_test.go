@@ -14,7 +14,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// kubectl executes kubectl-kerb, and returns what it prints and its exit code.
+// kubectl runs kubectl-kerb, and returns its output and exit code.
 func (b *bed) kubectl(args ...string) (string, int) {
 	b.T.Helper()
 	cmd := b.Lab.Node().Command(context.Background(), kubectlKerb, args...)
@@ -27,8 +27,8 @@ func (b *bed) kubectl(args ...string) (string, int) {
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-// kubectl kerb rollout: a node does not begin with a version while the rollout is paused, keeps one that it has begun
-// with, and goes back from it by undo; status says what nodes run, and why not.
+// kubectl kerb rollout: a node does not start a version while the rollout is paused, keeps one that it has started, and
+// reverts it after undo. status shows what nodes run, and the reasons.
 func TestKubectl(t *testing.T) {
 	b := newBed(t)
 	const name = "guard"
@@ -49,7 +49,7 @@ func TestKubectl(t *testing.T) {
 		t.Helper()
 		b.Eventually(what, func() bool { return runs(policy) })
 	}
-	// stays checks what the node runs after it has applied what came later.
+	// stays checks what the node runs after it has applied a later change.
 	later := 0
 	stays := func(what, policy string) {
 		t.Helper()
@@ -104,6 +104,6 @@ func TestKubectl(t *testing.T) {
 		"0 have not said yet\n", 0)
 
 	rollout("package: {name: nothing}", "")
-	do("resume") // what the author of a module wrote does not change what another one has paused
+	do("resume") // an apply by the author of a module does not resume what another user has paused
 	status("0 went back, 1 with another problem, 0 have not said yet\n  n1 Refused: ", 3)
 }

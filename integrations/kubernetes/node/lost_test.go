@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// ready gives a Node its condition, as its kubelet does, or Kubernetes when that is silent.
+// ready sets the condition Ready of a Node, as its kubelet does, or Kubernetes when the kubelet stops reporting.
 func (b *bed) ready(node, status string) {
 	b.T.Helper()
 	if b.api.Call(http.MethodGet, api.NodesPath+"/"+node, nil, nil) != nil {
@@ -23,8 +23,8 @@ func (b *bed) ready(node, status string) {
 	}
 }
 
-// A canary that is lost after it has reported that it runs the version halts the rollout at its deadline: its KerbNode
-// stays as it is, and its Node does not. resume continues without it if another canary runs the version, and only then.
+// A canary that is lost after it has reported the version halts the rollout at its deadline: its KerbNode stays
+// unchanged, but its Node becomes not Ready. resume continues without it only if another canary runs the version.
 func TestLostCanary(t *testing.T) {
 	f := newFleet(t, "guard")
 	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")

@@ -26,12 +26,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// The programs as they are in the tree: kerb-kube-node, kerb-cni, kubectl-kerb and kerb-kube-controller.
+// Binaries built from the tree: kerb-kube-node, kerb-cni, kubectl-kerb and kerb-kube-controller.
 var program, plugin, kubectlKerb, controllerProgram string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubeapi.Program) == "" {
-		os.Exit(m.Run()) // nothing to build for
+		os.Exit(m.Run()) // no test needs the binaries
 	}
 	os.Exit(nodetest.Main(m, func(dir string) error {
 		program = filepath.Join(dir, "kerb-kube-node")
@@ -57,7 +57,7 @@ type bed struct {
 	*nodetest.Node
 	api        *kubeapitest.Server
 	kubeconfig string
-	flags      []string // of kerb-kube-node, besides the usual ones
+	flags      []string // of kerb-kube-node, in addition to the usual ones
 	kube       *exec.Cmd
 	log        *os.File
 }
@@ -121,12 +121,12 @@ func (b *bed) module(name, spec string) {
 	}
 }
 
-// counter is a ClusterModule's spec: it counts what pods of the labels send.
+// counter returns the spec of a ClusterModule that counts packets of pods with these labels.
 func counter(labels string) string {
 	return "{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {" + labels + "}}}}}"
 }
 
-// pod is a pod of this node, whose namespace is a host of the lab.
+// pod is a pod of this node, whose network namespace is a host of the lab.
 type pod struct {
 	names.Pod
 	host      *netlab.Host
@@ -147,7 +147,7 @@ func (b *bed) podIn(namespace, name string, labels map[string]string) *pod {
 	return p
 }
 
-// createPod returns the UID.
+// createPod creates a pod in the API server, and returns its UID.
 func (b *bed) createPod(namespace, name string, labels map[string]string) string {
 	b.T.Helper()
 	var created api.Object
@@ -158,7 +158,7 @@ func (b *bed) createPod(namespace, name string, labels map[string]string) string
 	return created.Metadata.UID
 }
 
-// add does what kerb-cni does at ADD: the pod is a service whose labels are not known.
+// add does what kerb-cni does at ADD: it creates a service without the labels of the pod.
 func (p *pod) add() {
 	p.bed.T.Helper()
 	attachment := names.Attachment{Network: "test", ContainerID: p.Name, Interface: "eth0"}
@@ -182,7 +182,7 @@ func (p *pod) delete() {
 	p.bed.api.Must(http.MethodDelete, podsPath+"/"+p.Name+"?gracePeriodSeconds=0", nil, nil)
 }
 
-// modules are those of the chains of the pod, or what is in their place.
+// modules returns the modules in the chains of the pod, or a description if there are none.
 func (p *pod) modules() string {
 	var s v1.Service
 	if err := p.bed.Get("/v1/services/"+p.Service(), &s); err != nil {

@@ -16,20 +16,20 @@ import (
 
 var started = time.Now()
 
-// figures has the statistics of rounds, for metrics. It is safe for concurrent use.
-type figures struct {
+// roundStats has the statistics of synchronisation rounds, for metrics. It is safe for concurrent use.
+type roundStats struct {
 	mu       sync.Mutex
 	rounds   uint64
 	failed   uint64
-	synced   time.Time // when the last round without an error ended
-	modules  int       // that the agent was to have in it, but for the pending one
+	synced   time.Time // end of the last round without an error
+	modules  int       // desired in that round, without the built-in one for pending pods
 	problems []api.ModuleReport
-	held     int       // pods
-	saved    time.Time // when the snapshot was written
+	held     int       // pods held in that round
+	saved    time.Time // time of the last snapshot
 }
 
-// round notes a round, which ended with err.
-func (f *figures) round(s *syncer, problems []api.ModuleReport, err error) {
+// round records a round and its error.
+func (f *roundStats) round(s *syncer, problems []api.ModuleReport, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rounds++
@@ -38,17 +38,17 @@ func (f *figures) round(s *syncer, problems []api.ModuleReport, err error) {
 		f.failed++
 		return
 	}
-	f.synced, f.modules, f.held = time.Now(), max(0, len(s.numbers)-1), s.events.count()
+	f.synced, f.modules, f.held = time.Now(), max(0, len(s.generations)-1), s.events.count()
 }
 
-func (f *figures) snapshot() {
+func (f *roundStats) snapshot() {
 	f.mu.Lock()
 	f.saved = time.Now()
 	f.mu.Unlock()
 }
 
-// collect adds the metrics of the program. None of them grows with the pods.
-func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder *events.Recorder) {
+// collect adds the metrics of the process. Their number does not grow with the number of pods.
+func (f *roundStats) collect(out *promtext.Set, s *state, c *watch.Client, recorder *events.Recorder) {
 	metrics.API(out, c.Stats(), recorder.Counts())
 	s.collect(out)
 	f.mu.Lock()

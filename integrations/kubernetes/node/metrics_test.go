@@ -47,7 +47,7 @@ func scraping(t *testing.T, address string) []string {
 	return flags
 }
 
-// scrape returns what a client with a token gets of a program in the node's namespace, after the code of the answer.
+// scrape requests a path of a program in the node's namespace with a token, and returns status code and body.
 func (b *bed) scrape(address, path, token string) string {
 	out, err := b.Lab.Node().Command(b.T.Context(), "curl", "--insecure", "--silent", "--max-time", "5", "--write-out",
 		"\n%{http_code}", "--header", "Authorization: Bearer "+token, "https://"+address+path).Output()
@@ -58,7 +58,8 @@ func (b *bed) scrape(address, path, token string) string {
 	return string(out[end+1:]) + "\n" + string(out[:end])
 }
 
-// Both programs serve metrics to clients with the token, and nothing to others. What alerts ask for is there.
+// Both programs serve metrics to clients with the token, and nothing to others. They have all metrics that the alerts
+// use.
 func TestMetrics(t *testing.T) {
 	const ofNode, ofController = "127.0.0.1:4601", "127.0.0.1:4602"
 	b := newBed(t)

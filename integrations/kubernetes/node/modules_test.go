@@ -23,7 +23,7 @@ func modulesOf(namespace string) string {
 	return "/apis/kerb.dev/v1alpha1/namespaces/" + namespace + "/modules/"
 }
 
-// object is a Module or ClusterModule with a spec of counter.
+// object returns a Module or ClusterModule with the spec of counter.
 func object(kind, name string, labels map[string]string) map[string]any {
 	return map[string]any{"apiVersion": v1.APIVersion, "kind": kind, "metadata": map[string]any{"name": name},
 		"spec": map[string]any{"package": map[string]any{"name": "counter"}, "attach": map[string]any{
@@ -47,8 +47,8 @@ func (b *bed) editor(namespace string) string {
 	return answer.Status.Token
 }
 
-// An editor of a namespace deploys Modules on its pods, and nowhere else. ClusterModules and Modules of other
-// namespaces with the same name are modules of their own. ClusterModules are farther from the pod.
+// An editor of a namespace deploys Modules only on its pods. ClusterModules and Modules of other namespaces with the
+// same name are separate modules. ClusterModules are farther from the pod.
 func TestModulesOfNamespaces(t *testing.T) {
 	b := newBed(t)
 	b.applyManifests("kerb-modules.yaml")
@@ -110,8 +110,8 @@ func TestModulesOfNamespaces(t *testing.T) {
 	b.Eventually("Modules are pruned", func() bool { return b.agentModules() == count+" "+pending+" "+inDefault })
 }
 
-// Those who may create Modules in one namespace do not fill the memory of kerb-kube-node. Other namespaces do not
-// notice, and the node names the namespace. Its pods that run do not escape ClusterModules that select them.
+// Users who may create Modules in one namespace cannot exhaust the memory of kerb-kube-node. Other namespaces are not
+// affected, and the node names the namespace. Its running pods do not evade ClusterModules that select them.
 func TestManyModules(t *testing.T) {
 	const (
 		many      = 330
@@ -122,7 +122,7 @@ func TestManyModules(t *testing.T) {
 	b.api.Must(http.MethodPost, "/api/v1/namespaces", map[string]any{"metadata": map[string]any{"name": "evil"}}, nil)
 	early := b.podIn("evil", "early", nil)
 	early.await("")
-	var lists []any // as JSON half of what they take in memory at most when they are decoded
+	var lists []any // as JSON half of the memory that they take when decoded
 	for range 19000 {
 		lists = append(lists, []any{})
 	}
@@ -155,7 +155,7 @@ func TestManyModules(t *testing.T) {
 		t.Errorf("the pod of the namespace has %s", is)
 	}
 	b.stop(syscall.SIGKILL)
-	b.start() // from its last state, with all Modules in the first list
+	b.start() // from its snapshot, with all Modules in the first list
 	b.module("all", counter("app: web"))
 	ours.await("all " + names.Module("default", count))
 	early.label("app: web")

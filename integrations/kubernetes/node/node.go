@@ -34,26 +34,27 @@ type Options struct {
 	NRI        string    // socket of the container runtime's NRI; empty: labels come from the API server only
 	Metrics    serve.TCP // listener for metrics; none without an address
 
-	Clock func() time.Time // in tests, that of a node whose clock is wrong
+	Clock func() time.Time // replaced in tests by a clock that is wrong; nil is time.Now
 }
 
-// Times between attempts and writes.
+// Intervals of retries and writes.
 const (
-	minRetry  = 250 * time.Millisecond // after the agent did not answer
+	minRetry  = 250 * time.Millisecond // after the agent did not respond
 	maxRetry  = 5 * time.Second
-	debounce  = 20 * time.Millisecond // changes that come together become one
-	saveEvery = 10 * time.Second      // flash wears out
+	debounce  = 20 * time.Millisecond // changes within it are handled in one round
+	saveEvery = 10 * time.Second      // limits the wear of flash memory
 )
 
-// connectAfter is how long the container runtime is not connected while rounds fail. It has to end: where the runtime
-// creates no container without this plugin, the agent or the API server may wait for one.
+// connectAfter is how long the connection to the container runtime is delayed while rounds fail. The delay must be
+// bounded: if the runtime creates no containers without this plugin, the agent or the API server may be waiting for
+// one.
 var connectAfter = 30 * time.Second
 
-// freeOSMemory collects garbage.
+// freeOSMemory runs a garbage collection and returns memory to the OS.
 var freeOSMemory = debug.FreeOSMemory
 
-// KeepMemory disables explicit garbage collection, which in a process with many simulated nodes each node would run for
-// all. It must be called before the first Run.
+// KeepMemory disables explicit garbage collection. In a process with many simulated nodes, each node would run it for
+// all of them. Call it before the first Run.
 func KeepMemory() { freeOSMemory = func() {} }
 
 // Run runs until the context ends. It tolerates an unreachable API server or agent.
@@ -106,8 +107,8 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	return nil
 }
 
-// followAll follows the resources that modules are placed by, each in a goroutine until ctx ends. Of namespaces and
-// pods only metadata is requested, and only pods of this node.
+// followAll starts a watch for each resource that determines the placement of modules; they run until ctx ends. Of
+// namespaces and pods only metadata is requested, and only pods of this node.
 func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, node string, s *state, log *slog.Logger) {
 	running.Go(func() {
 		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.ClusterModules},
@@ -128,9 +129,9 @@ func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, no
 	})
 }
 
-// run compares after changes and now and then, and keeps the snapshot current.
+// run synchronises after changes and periodically, and writes the snapshot.
 func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
-	var saved, tried view // that the snapshot has, and was to have
+	var saved, tried view // views of the last written snapshot, and of the last attempt
 	retry, savedAt, began := minRetry, time.Time{}, time.Now()
 	save := func(v view) {
 		if err := s.state.save(dir); err != nil {
@@ -140,17 +141,17 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			s.figures.snapshot()
 		}
 		tried, savedAt = v, time.Now()
-		freeOSMemory() // the list of all pods has become garbage
+		freeOSMemory() // the decoded list of all pods is garbage
 	}
 	for ctx.Err() == nil {
-		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.
-		// Modules of namespaces are at most saveEvery later: those who write them must not wear out the flash. What comes
-		// meanwhile is for the next round.
+		// The rules are persisted before the agent gets them: a start without the API server must not revert to older ones.
+		// Modules of namespaces follow within saveEvery, since their authors must not be able to wear out the flash memory.
+		// Later changes are handled by the next round.
 		v := s.state.view()
 		if v.complete && (v.shared != tried.shared || v.rules != tried.rules && time.Since(savedAt) >= saveEvery) {
 			save(v)
 		}
-		wait, err := s.roundOf(ctx, v)
+		wait, err := s.reconcile(ctx, v)
 		if ctx.Err() != nil {
 			break
 		}
@@ -158,7 +159,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		connected := s.connectOnce(v.known, time.Since(began), err)
 		if v.known {
 			is := statusOf(s, err)
-			if !connected { // if it is, the next round reports that
+			if !connected { // after a connection, the next round reports its own status
 				report.set(is)
 			}
 			s.figures.round(s, is.Modules, err)
@@ -188,8 +189,8 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 	save(s.state.view())
 }
 
-// connectOnce connects the container runtime after a round that ended with err, unless it is better to wait. It reports
-// whether it has done so now.
+// connectOnce connects the container runtime after a round that ended with err, unless that should be delayed. It
+// reports whether it has connected now.
 func (s *syncer) connectOnce(known bool, running time.Duration, err error) bool {
 	if s.connect == nil || known && err != nil && s.failed == nil && running < connectAfter {
 		return false

@@ -16,8 +16,8 @@ import (
 
 const count, pending = "count", names.Pending
 
-// kubectl apply of a ClusterModule puts it on the pods that it selects, which change with the labels of pods and
-// namespaces. Modules and services of the operator stay as they are.
+// kubectl apply of a ClusterModule attaches it to the pods that it selects, and label changes of pods and namespaces
+// change the selection. Modules and services of the operator stay unchanged.
 func TestSelection(t *testing.T) {
 	b := newBed(t)
 	b.Apply(node.Module("own", "counter", "app=own", nil), node.Service(b.Host("plain"), "app=web"))
@@ -32,7 +32,7 @@ func TestSelection(t *testing.T) {
 	web.label("app: own")
 	web.await("own")
 
-	// By namespaces: the selector of the pods stays, and namespaces come and go.
+	// By namespaces: the pod selector stays, and namespaces are created and deleted.
 	b.module("ns", "{package: {name: counter}, attach: {pods: {namespaceSelector: {matchLabels: {tier: edge}}}}}")
 	label := func(text string) {
 		if err := b.api.Apply("/api/v1/namespaces/default",
@@ -57,8 +57,8 @@ func TestSelection(t *testing.T) {
 	}
 }
 
-// While the API server hangs, agent and kerb-kube-node are killed and started again. Everything stays in force, nothing
-// is deleted, and a pod whose sandbox is replaced gets its modules. Afterwards what was missed is done.
+// While the API server hangs, agent and kerb-kube-node are killed and restarted. All modules stay in force, nothing is
+// deleted, and a pod whose sandbox is replaced gets its modules. Missed changes are applied afterwards.
 func TestOutage(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))
@@ -76,7 +76,7 @@ func TestOutage(t *testing.T) {
 	b.module("third", counter("app: db"))
 	b.Eventually("the third is applied", func() bool { return b.agentModules() == "count "+pending+" second third" })
 	b.stop(syscall.SIGKILL)
-	if err := os.WriteFile(snapshot, old, 0o600); err != nil { // of a node that lost power before it wrote the next one
+	if err := os.WriteFile(snapshot, old, 0o600); err != nil { // as after a power failure before the next snapshot
 		t.Fatal(err)
 	}
 
@@ -99,10 +99,10 @@ func TestOutage(t *testing.T) {
 	b.api.Must(http.MethodDelete, modulesPath+"second", nil, nil)
 	b.Eventually("second is pruned", func() bool { return b.agentModules() == "count "+pending+" third" })
 	web.await(count)
-	unknown.await(pending) // its namespace is there: it may run
+	unknown.await(pending) // its network namespace exists: it may run
 }
 
-// An API server that loses its connections, and its history, loses nothing of the node.
+// If an API server loses its connections and its watch history, the node loses nothing.
 func TestRestartOfAPIServer(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))
@@ -118,8 +118,9 @@ func TestRestartOfAPIServer(t *testing.T) {
 	web.await("")
 }
 
-// The service of a pod is deleted when the pod is gone and its namespace, too: not as long as it can send.
-func TestPodsGo(t *testing.T) {
+// The service of a pod is deleted after both the pod and its network namespace are gone, and not as long as it can
+// send.
+func TestDeletedPods(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))
 	web, stays := b.pod("web", map[string]string{"app": "web"}), b.pod("stays", map[string]string{"app": "web"})
@@ -134,7 +135,7 @@ func TestPodsGo(t *testing.T) {
 	stays.await(count)
 }
 
-// A wrong ClusterModule keeps no other away, and the node reports why.
+// An invalid ClusterModule does not block others, and the node reports the reason.
 func TestRefusedModules(t *testing.T) {
 	b := newBed(t)
 	b.module("bad", `{failurePolicy: open, package: {name: counter}, config: {no: such}, attach: {pods: {}}}`)
@@ -147,7 +148,7 @@ func TestRefusedModules(t *testing.T) {
 		return len(s.Modules) == 2 && s.Modules[0].Name == "bad" && s.Modules[0].Reason == "Refused" &&
 			strings.Contains(s.Modules[1].Message, "nothing") && s.Conditions[0].Reason == "ModulesNotReady"
 	})
-	b.module(count, counter("app: db")) // a change of a good one while others are bad
+	b.module(count, counter("app: db")) // a change of a valid one while others are invalid
 	web.await("")
 	b.api.Must(http.MethodDelete, modulesPath+count, nil, nil)
 	b.Eventually("count is pruned", func() bool { return b.agentModules() == pending })

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/nritest"
 )
 
-// runtimeCondition says where the node gets the labels of new pods from.
+// runtimeCondition returns the condition about the source of labels of new pods.
 func (b *bed) runtimeCondition() (out api.Condition) {
 	b.T.Helper()
 	for _, c := range b.status().Status.Conditions {
@@ -25,8 +25,9 @@ func (b *bed) runtimeCondition() (out api.Condition) {
 	return out
 }
 
-// With NRI a pod has its modules when the container runtime continues, although no event of the pod has come and the
-// API server answers no request. One that cannot have them fails; so do pods that are newer than the last known state.
+// With NRI a pod has its modules before the container runtime continues, although no event of the pod has arrived and
+// the API server does not respond. The sandbox of a pod that cannot have them fails; so do sandboxes of pods that are
+// newer than the last known state.
 func TestRuntime(t *testing.T) {
 	b := newBed(t)
 	b.stop(syscall.SIGTERM)
@@ -86,8 +87,8 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
-// As long as the agent does not have its modules after a start, as in an upgrade, the container runtime is not
-// connected: pods start as without NRI, and do not fail. When it is, they have their modules.
+// Until the agent has its modules after a start, as in an upgrade, the container runtime is not connected: pods start
+// as without NRI, and do not fail. After the connection, they have their modules.
 func TestRuntimeConnects(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))

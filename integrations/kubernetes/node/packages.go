@@ -33,40 +33,40 @@ const (
 	maxOfNamespaces = maxPulled / 2
 )
 
-// listEvery is the interval at which the agent lists its packages if none is missing, since it reads and verifies all
-// of them.
+// listEvery is the interval of listing the agent's packages if none is missing. A list is expensive: the agent reads
+// and verifies all packages.
 const listEvery = 10 * time.Minute
 
-// Times between two attempts to pull a package: they double.
+// Backoff of pulls: the interval doubles from the minimum to the maximum.
 const (
-	minUnanswered = 5 * time.Second // the registry, or the agent, does not answer
-	maxUnanswered = 5 * time.Minute
-	minRefused    = time.Minute // the answer is no: the package may be pushed or signed later
-	maxRefused    = 10 * time.Minute
+	minUnavailableRetry = 5 * time.Second // the registry or the agent does not respond
+	maxUnavailableRetry = 5 * time.Minute
+	minRefusedRetry     = time.Minute // the pull was rejected: the package may be pushed or signed later
+	maxRefusedRetry     = 10 * time.Minute
 )
 
-// errSlow is the error of a pull that was ended.
+// errSlow is the error of a pull that exceeded its timeout.
 var errSlow = errors.New("the registry takes too long")
 
 // errPulling is the error of a package before the first attempt to pull it has ended.
 var errPulling = errors.New("spec.package.image: the node is pulling the package")
 
-// images are the packages of a module in a registry, now and before. The one before stays on the node: to undo a change
-// needs no registry.
+// images are the current and the previous package of a module in a registry. The previous one stays on the node, so
+// that a rollback needs no registry.
 type images struct {
 	Current  string `json:"current,omitempty"`
 	Previous string `json:"previous,omitempty"`
 }
 
-// noteImage keeps which package a module had before its present one.
-func (s *state) noteImage(name, image string) {
+// setImage sets the package of a module, and keeps the one before as the previous package.
+func (s *state) setImage(name, image string) {
 	if of := s.images[name]; of.Current != image {
 		s.images[name] = images{Current: image, Previous: of.Current}
 	}
 }
 
-// wantedImages returns the packages of registries that modules use, with true for those of ClusterModules, and those
-// that ClusterModules used before, which are kept. It ignores namespaced Modules that are not applied.
+// wantedImages returns the packages of registries that modules use, with true for those of ClusterModules, and the
+// previous packages of ClusterModules, which are kept. It ignores namespaced Modules that are not applied.
 func (s *state) wantedImages(modules []api.Module) (want, kept map[string]bool) {
 	want, kept = map[string]bool{}, map[string]bool{}
 	inNamespace := map[string]int{}
@@ -88,8 +88,8 @@ func (s *state) wantedImages(modules []api.Module) (want, kept map[string]bool) 
 	return want, kept
 }
 
-// onLoopback reports whether a registry is on the node itself. Authors of Modules of a namespace could otherwise have
-// the agent send requests, without TLS, to programs that trust all clients on their node.
+// onLoopback reports whether a registry is on the node itself. Otherwise authors of namespaced Modules could have the
+// agent send requests, without TLS, to programs that trust all clients on their node.
 func onLoopback(image string) bool {
 	registry, _, _ := strings.Cut(image, "/")
 	host, _, err := net.SplitHostPort(registry)
@@ -101,9 +101,9 @@ func onLoopback(image string) bool {
 		err == nil && (address.Unmap().IsLoopback() || address.Unmap().IsUnspecified())
 }
 
-// provides notes that the node has a package, or why not. Where only Modules of namespaces name it, no pods of other
-// namespaces wait until modules were applied again.
-func (s *state) provides(image string) {
+// packageChanged triggers a synchronisation after the result of a pull has changed. If only namespaced Modules use the
+// package, pods of other namespaces do not wait until the modules were applied again.
+func (s *state) packageChanged(image string) {
 	bit, namespaces := ofModules, map[string]bool{}
 	s.mu.Lock()
 	for _, m := range s.modules {
@@ -125,40 +125,40 @@ func (s *state) provides(image string) {
 	})
 }
 
-// attempt is where the pull of a package is.
+// attempt is the state of the pull of a package.
 type attempt struct {
-	shared  bool   // a ClusterModule names it
-	failure string // of the last one; empty before the first has ended
-	refused bool   // the answer was no
-	wait    time.Duration
+	shared  bool   // a ClusterModule uses it
+	failure string // of the last attempt; empty before the first has ended
+	refused bool   // the last pull was rejected
+	backoff time.Duration
 	due     time.Time
 }
 
-// puller has the agent pull packages, one after the other and in the background: pods do not wait for a registry.
+// puller has the agent pull packages one after the other in the background, so that pods do not wait for a registry.
 type puller struct {
 	agent agent
 	state *state
 	log   *slog.Logger
 	wake  chan struct{}
-	// patience is how long the pull of a package may take that only Modules of namespaces name: others wait.
-	patience time.Duration
+	// timeout limits the pull of a package that only namespaced Modules use, since others wait for it.
+	timeout time.Duration
 
-	mu       sync.Mutex
-	attempts map[string]attempt // by references of the packages that are needed
-	room     int                // how many more the node keeps
-	private  int                // how many of them only Modules of namespaces may name
-	pulled   int                // how many were pulled since the start
+	mu                 sync.Mutex
+	attempts           map[string]attempt // by references of the needed packages
+	capacity           int                // further packages that the node may keep
+	namespacedCapacity int                // further packages that only namespaced Modules use
+	pulled             int                // number of pulls since the start
 }
 
 func newPuller(a agent, s *state, log *slog.Logger) *puller {
-	return &puller{agent: a, state: s, log: log, wake: make(chan struct{}, 1), patience: time.Minute,
+	return &puller{agent: a, state: s, log: log, wake: make(chan struct{}, 1), timeout: time.Minute,
 		attempts: map[string]attempt{}}
 }
 
-// need replaces the list of packages to pull, with true for those of ClusterModules. room and private are the numbers
-// of further packages, and of those used by namespaced Modules only, that the node could keep when pulled packages had
-// been pulled.
-func (p *puller) need(missing map[string]bool, room, private, pulled int) {
+// need replaces the set of packages to pull, with true for those of ClusterModules. capacity and namespaced are the
+// numbers of further packages, and of those that only namespaced Modules use, that the node could keep when its count
+// of pulls was pulled.
+func (p *puller) need(missing map[string]bool, capacity, namespaced, pulled int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.attempts, func(image string, _ attempt) bool {
@@ -173,21 +173,21 @@ func (p *puller) need(missing map[string]bool, room, private, pulled int) {
 		a.shared = shared
 		p.attempts[image] = a
 	}
-	p.room, p.private = room-(p.pulled-pulled), private-(p.pulled-pulled)
+	p.capacity, p.namespacedCapacity = capacity-(p.pulled-pulled), namespaced-(p.pulled-pulled)
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
 }
 
-// count returns how many packages were pulled since the start.
+// count returns the number of packages pulled since the start.
 func (p *puller) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pulled
 }
 
-// of returns the attempt to pull a package; an empty one if it is not needed.
+// of returns the attempt to pull a package, or a zero one if the package is not needed.
 func (p *puller) of(image string) attempt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -210,18 +210,18 @@ func (p *puller) run(ctx context.Context) {
 	}
 }
 
-// next returns the package whose attempt has been due for the longest time, or the time until one is due. Packages that
-// cannot be pulled do not block others, and those of ClusterModules have priority.
+// next returns the package that has been due for the longest time, or the time until one is due. Packages that cannot
+// be pulled do not block others, and those of ClusterModules have priority.
 func (p *puller) next() (image string, _ time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.room <= 0 {
+	if p.capacity <= 0 {
 		return "", math.MaxInt64
 	}
 	now, wait := time.Now(), time.Duration(math.MaxInt64)
 	var best attempt
 	for of, a := range p.attempts {
-		if !a.shared && p.private <= 0 {
+		if !a.shared && p.namespacedCapacity <= 0 {
 			continue
 		}
 		if a.due.After(now) {
@@ -235,12 +235,12 @@ func (p *puller) next() (image string, _ time.Duration) {
 	return image, wait
 }
 
-// try pulls a package, and triggers a synchronisation if that changes the report about it.
+// try pulls a package, and triggers a synchronisation if that changes what is reported about it.
 func (p *puller) try(ctx context.Context, image string) {
 	limited := ctx
 	if !p.of(image).shared {
 		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, p.patience)
+		limited, cancel = context.WithTimeout(ctx, p.timeout)
 		defer cancel()
 	}
 	err := p.agent.pull(limited, image)
@@ -252,13 +252,13 @@ func (p *puller) try(ctx context.Context, image string) {
 	}
 	p.mu.Lock()
 	a, needed := p.attempts[image]
-	changed := a.note(err)
+	changed := a.record(err)
 	switch {
 	case err == nil:
-		delete(p.attempts, image) // the agent lists it from now on
-		p.room--
+		delete(p.attempts, image) // from now on the agent lists it
+		p.capacity--
 		if !a.shared {
-			p.private--
+			p.namespacedCapacity--
 		}
 		p.pulled++
 	case needed:
@@ -271,11 +271,11 @@ func (p *puller) try(ctx context.Context, image string) {
 	if err != nil {
 		p.log.Warn("a package is not pulled", "image", image, "error", a.failure, "retry", time.Until(a.due))
 	}
-	p.state.provides(image)
+	p.state.packageChanged(image)
 }
 
-// note notes how an attempt has ended, and reports whether that is new.
-func (a *attempt) note(err error) bool {
+// record stores the result of an attempt, and reports whether it differs from the last one.
+func (a *attempt) record(err error) bool {
 	if err == nil {
 		return true
 	}
@@ -287,18 +287,18 @@ func (a *attempt) note(err error) bool {
 			failure = status.Detail()
 		}
 	}
-	least, most := minUnanswered, maxUnanswered
+	least, most := minUnavailableRetry, maxUnavailableRetry
 	if refused {
-		least, most = minRefused, maxRefused
+		least, most = minRefusedRetry, maxRefusedRetry
 	}
 	changed := failure != a.failure || refused != a.refused
 	a.failure, a.refused = failure, refused
-	a.wait = min(max(2*a.wait, least), most)
-	a.due = time.Now().Add(a.wait/2 + rand.N(a.wait))
+	a.backoff = min(max(2*a.backoff, least), most)
+	a.due = time.Now().Add(a.backoff/2 + rand.N(a.backoff))
 	return changed
 }
 
-// pullMissing pulls missing packages.
+// pullMissing lists the agent's packages, and has the puller pull the missing ones.
 func (s *syncer) pullMissing(ctx context.Context, v view) error {
 	if s.puller == nil {
 		return nil
@@ -313,12 +313,12 @@ func (s *syncer) pullMissing(ctx context.Context, v view) error {
 			missing[image] = shared
 		}
 	}
-	s.puller.need(missing, maxPulled-len(s.owned), maxOfNamespaces-s.private(v), s.pulled)
+	s.puller.need(missing, maxPulled-len(s.owned), maxOfNamespaces-s.namespacedOnly(v), s.pulled)
 	return nil
 }
 
-// private returns how many packages the node has pulled that only Modules of namespaces name.
-func (s *syncer) private(v view) (n int) {
+// namespacedOnly returns how many pulled packages only namespaced Modules use.
+func (s *syncer) namespacedOnly(v view) (n int) {
 	for _, image := range s.owned {
 		if !v.images[image] && !v.kept[image] {
 			n++
@@ -327,8 +327,8 @@ func (s *syncer) private(v view) (n int) {
 	return n
 }
 
-// list asks the agent which packages it has: after each pull, every minute while a module is not applied, and otherwise
-// rarely. An operator may pull and remove packages, and keys.
+// list lists the agent's packages: after each pull, every minute while a module is not applied, and otherwise every
+// listEvery, since an operator may pull and remove packages and keys.
 func (s *syncer) list(ctx context.Context, v view) error {
 	pulled, every := s.puller.count(), listEvery
 	if len(s.refused) > 0 {
@@ -343,7 +343,7 @@ func (s *syncer) list(ctx context.Context, v view) error {
 	}
 	s.have, s.owned, s.pulled, s.listed = map[string]v1.Package{}, nil, pulled, time.Now()
 	for _, p := range all {
-		image := cmp.Or(p.Pinned, p.Source) // an earlier agent has no other
+		image := cmp.Or(p.Pinned, p.Source) // older agents do not report Pinned
 		if p.Problem == "" {
 			s.have[image] = p
 		}
@@ -354,9 +354,9 @@ func (s *syncer) list(ctx context.Context, v view) error {
 	return nil
 }
 
-// dispose removes what this program has had pulled and no module names any more, nor has named before. The agent
-// refuses as long as one is made of it.
-func (s *syncer) dispose(ctx context.Context, v view) {
+// removeUnused removes packages that this program had pulled, and that no module uses or has used as its previous
+// package. The agent rejects the removal of a package that one of its modules uses.
+func (s *syncer) removeUnused(ctx context.Context, v view) {
 	s.owned = slices.DeleteFunc(s.owned, func(image string) bool {
 		if _, wanted := v.images[image]; wanted || v.kept[image] {
 			return false
@@ -372,8 +372,8 @@ func (s *syncer) dispose(ctx context.Context, v view) {
 	})
 }
 
-// provided returns the reason and the error of a module whose package in a registry the node cannot use.
-func (s *syncer) provided(v view, image string) (string, error) {
+// packageAvailable returns the reason and the error if the node cannot use the package of a module.
+func (s *syncer) packageAvailable(v view, image string) (string, error) {
 	if image == "" || s.puller == nil {
 		return "", nil
 	}
@@ -389,7 +389,7 @@ func (s *syncer) provided(v view, image string) (string, error) {
 	case len(s.owned) >= maxPulled:
 		return api.TooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for the cluster, and "+
 			"keeps no more: delete modules, or run kerb package pull on the node", maxPulled)
-	case !v.images[image] && s.private(v) >= maxOfNamespaces:
+	case !v.images[image] && s.namespacedOnly(v) >= maxOfNamespaces:
 		return api.TooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for Modules of "+
 			"namespaces, and keeps no more: delete Modules, or run kerb package pull on the node", maxOfNamespaces)
 	case a.failure == "":
@@ -399,8 +399,8 @@ func (s *syncer) provided(v view, image string) (string, error) {
 	}
 }
 
-// allowed returns the reason and the error of a Module of a namespace if its package does more than to see packets of
-// the pod.
+// allowed returns the reason and the error if the package of a namespaced Module needs more than the packets of the
+// pod.
 func allowed(m api.Module, known map[string]v1.Package) (string, error) {
 	image := m.Spec.Package.Image
 	if image == "" {
@@ -427,7 +427,7 @@ func (a agent) packages(ctx context.Context) (all []v1.Package, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/packages", nil, &all)
 }
 
-// pull has the agent pull a package, which checks its signature by the keys of the node.
+// pull has the agent pull a package, which verifies its signature with the node's keys.
 func (a agent) pull(ctx context.Context, image string) error {
 	return a.call(ctx, http.MethodPost, packagePath(image), nil, nil)
 }

@@ -22,7 +22,7 @@ import (
 	keys "github.com/kerb-edge/kerb/internal/oci"
 )
 
-// author is one whose packages the node trusts, with a registry on the node's loopback.
+// author signs packages with a key that the node trusts, and has a registry on the node's loopback.
 type author struct {
 	*bed
 	*depot.Depot
@@ -97,7 +97,7 @@ func (b *bed) packageOf(module string) string {
 	return m.Spec.Package
 }
 
-// reported is what the node reports of a module.
+// reported returns the node's report about a module.
 func (b *bed) reported(module string) string {
 	for _, r := range b.status().Status.Modules {
 		if r.Name == module {
@@ -109,8 +109,8 @@ func (b *bed) reported(module string) string {
 
 func ofImage(image string) string { return "package: {image: " + image + "}, attach: {pods: {}}" }
 
-// A node pulls the packages that modules name, keeps that of before, and removes what none names any more, but nothing
-// that an operator has pulled. While the registry is away, what runs keeps running.
+// A node pulls the packages that modules use, keeps the previous ones, and removes unused ones, but no package that an
+// operator has pulled. While the registry is unreachable, running modules keep running.
 func TestPackages(t *testing.T) {
 	b := newBed(t)
 	d := newDepot(b)
@@ -132,7 +132,7 @@ func TestPackages(t *testing.T) {
 	b.module(name, "{"+ofImage(operators)+"}")
 	runs("the operator's", operators, first)
 	b.module(name, "{"+ofImage(second)+"}")
-	runs("another package", second, second) // that of the operator is the one before
+	runs("another package", second, second) // the operator's package is the previous one
 
 	d.Depot.Close()
 	third := fmt.Sprintf("%s/acme/limiter@sha256:%s", d.Address, strings.Repeat("0", 64))
@@ -171,8 +171,8 @@ func TestPackages(t *testing.T) {
 	}
 }
 
-// A package that does not exist, that no key of the node has signed, or that was changed, halts a rollout before any
-// node has begun, and the status says why.
+// A package that does not exist, that is not signed by a key of the node, or that was changed, halts a rollout before
+// any node has started it, and the status shows the reason.
 func TestRefusedPackages(t *testing.T) {
 	f := newFleet(t, "limit")
 	d := newDepot(f.bed)
@@ -203,8 +203,8 @@ func TestRefusedPackages(t *testing.T) {
 	}
 }
 
-// A package that a PackageTrust no longer permits keeps running, but is not applied again; one that none permits is not
-// even asked for at the registry. The keys of a PackageTrust narrow those of the node.
+// A package that a PackageTrust no longer permits keeps running, but is not applied again. For a package that none
+// permits, no request is sent to the registry. The keys of a PackageTrust restrict those of the node.
 func TestPackageTrust(t *testing.T) {
 	b := newBed(t)
 	d := newDepot(b)
@@ -291,8 +291,8 @@ func (d *author) cosigned(repository string) string {
 	return d.Address + "/" + repository + "@" + root.Digest.String()
 }
 
-// What `cosign sign` makes with its defaults, a bundle without a name, is a signature for the keys of a PackageTrust,
-// as for those of the node: of a package whose own name is the last part of that of its repository.
+// What `cosign sign` creates by default, a bundle without a name, counts as a signature for the keys of a PackageTrust
+// and of the node only for a package whose own name is the last part of its repository's name.
 func TestPackageTrustOfCosign(t *testing.T) {
 	b := newBed(t)
 	d := newDepot(b)
@@ -326,7 +326,7 @@ func TestPackageTrustOfCosign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.api.Must(http.MethodDelete, modulesPath+name, nil, nil) // another attempt is due at once
+	b.api.Must(http.MethodDelete, modulesPath+name, nil, nil) // makes another attempt due
 	b.Eventually("the module is forgotten", func() bool { return b.reported(name) == "" })
 	b.module(name, "{"+ofImage(image)+"}")
 	b.Eventually("cosign's key is one of the PackageTrust", func() bool {

@@ -25,8 +25,8 @@ const (
 // writes Events about modules, one for all nodes.
 type podEvents struct {
 	recorder *events.Recorder
-	pods     map[string]podHeld      // that are held for more than a moment, by UID
-	later    map[string]events.Event // of pods without a module, for which the recorder had no room, by UID
+	pods     map[string]podHeld      // pods with a lasting hold, by UID
+	deferred map[string]events.Event // about pods without a module that the recorder's queue had no space for, by UID
 	round    uint32
 	seed     maphash.Seed
 }
@@ -34,16 +34,17 @@ type podEvents struct {
 // podHeld identifies the Event recorded about a pod. It does not contain the message, which may be long: there may be
 // thousands of pods.
 type podHeld struct {
-	message  uint64 // hash
-	round    uint32 // in which it was held last
+	message  uint64 // hash of the message
+	round    uint32 // last round in which the pod was held
 	accepted bool   // by the recorder
-	runs     bool   // without modules
+	runs     bool   // the pod runs without modules
 }
 
-const maxLater = 256 // Events
+const maxDeferred = 256 // Events
 
 func newPodEvents(r *events.Recorder) *podEvents {
-	return &podEvents{recorder: r, pods: map[string]podHeld{}, later: map[string]events.Event{}, seed: maphash.MakeSeed()}
+	return &podEvents{recorder: r, pods: map[string]podHeld{}, deferred: map[string]events.Event{},
+		seed: maphash.MakeSeed()}
 }
 
 // begin starts a round, and discards the observations of a failed previous round.
@@ -53,18 +54,17 @@ func (e *podEvents) begin() {
 	}
 }
 
-// held notes a pod that is not admitted. It is recorded once for each reason, as soon as the recorder has room.
+// held records that a pod is not admitted: once for each reason, as soon as the recorder's queue has space.
 func (e *podEvents) held(p podService, pending bool) {
-	if e == nil || !pending || !p.held.lasting || p.held == tooNew || p.unshown {
+	if e == nil || !pending || !p.held.lasting || p.held == tooNew || p.runtimeOnly {
 		return
 	}
 	e.record(p, notAdmitted, allDropped)
 }
 
-// unadopted notes a pod that is no service, and runs without modules until it would not be held. It is recorded like
-// held pods.
+// unadopted records that a pod without a service runs without modules until its hold ends.
 func (e *podEvents) unadopted(p podService) {
-	if e == nil || !p.held.lasting || p.held == tooNew || p.unshown {
+	if e == nil || !p.held.lasting || p.held == tooNew || p.runtimeOnly {
 		return
 	}
 	e.record(p, notProtected, withoutAny)
@@ -80,18 +80,19 @@ func (e *podEvents) record(p podService, reason, words string) {
 	e.pods[p.uid] = is
 }
 
-// admitted records that a pod is admitted without a module.
+// admitted records that a pod is admitted without a module that selects it.
 func (e *podEvents) admitted(p podService, missing error) {
-	if e == nil || missing == nil || p.unshown {
+	if e == nil || missing == nil || p.runtimeOnly {
 		return
 	}
 	of := podEvent(p, notProtected, withoutModule+missing.Error())
-	if !e.recorder.Offer(of) && len(e.later) < maxLater {
-		e.later[p.uid] = of
+	if !e.recorder.Offer(of) && len(e.deferred) < maxDeferred {
+		e.deferred[p.uid] = of
 	}
 }
 
-// end ends a round in which all services were seen, and these pods admitted. Events that wait about others are dropped.
+// end ends a round that has processed all services. It drops queued Events about pods that are no longer held, or that
+// are not in admitted.
 func (e *podEvents) end(admitted map[string]bool) {
 	if e == nil {
 		return
@@ -104,7 +105,7 @@ func (e *podEvents) end(admitted map[string]bool) {
 		}
 		return held && !is.runs
 	})
-	maps.DeleteFunc(e.later, func(uid string, of events.Event) bool { return !admitted[uid] || e.recorder.Offer(of) })
+	maps.DeleteFunc(e.deferred, func(uid string, of events.Event) bool { return !admitted[uid] || e.recorder.Offer(of) })
 }
 
 func podEvent(p podService, reason, message string) events.Event {

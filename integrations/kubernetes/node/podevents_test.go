@@ -23,7 +23,7 @@ func heldOf(i int, why string) podService {
 	return p
 }
 
-// accepted counts pods whose Event the recorder has.
+// accepted counts pods whose Event the recorder has accepted.
 func (e *podEvents) accepted() (n int) {
 	for _, p := range e.pods {
 		if p.accepted {
@@ -33,8 +33,9 @@ func (e *podEvents) accepted() (n int) {
 	return n
 }
 
-// What the recorder has no room for is recorded in a later round, when pods that it waits with are admitted.
-func TestHeldPodsThatWait(t *testing.T) {
+// Events that do not fit in the recorder's queue are recorded in a later round, when Events of admitted pods have left
+// it.
+func TestQueuedEventsOfHeldPods(t *testing.T) {
 	e := newTestEvents()
 	round := func(from, to int) {
 		e.begin()
@@ -49,7 +50,7 @@ func TestHeldPodsThatWait(t *testing.T) {
 		t.Fatalf("%d of %d accepted", first, e.count())
 	}
 	for range 20 {
-		round(first, 20) // those of which an Event waits are admitted
+		round(first, 20) // pods with a queued Event are admitted
 		if e.accepted() == min(first, 20-first) {
 			return
 		}
@@ -57,8 +58,9 @@ func TestHeldPodsThatWait(t *testing.T) {
 	t.Errorf("%d of %d accepted", e.accepted(), e.count())
 }
 
-// A pod that is admitted without a module while there is no room has its Event later, unless it is deleted.
-func TestUnprotectedPodsThatWait(t *testing.T) {
+// If a pod is admitted without a module while the queue is full, its Event is recorded later, unless the pod is
+// deleted.
+func TestQueuedEventsOfUnprotectedPods(t *testing.T) {
 	e := newTestEvents()
 	admitted := map[string]bool{}
 	e.begin()
@@ -66,24 +68,24 @@ func TestUnprotectedPodsThatWait(t *testing.T) {
 		admitted[fmt.Sprint("u-", i)] = true
 		e.admitted(heldOf(i, ""), errors.New("module open"))
 	}
-	waits := len(e.later)
+	waits := len(e.deferred)
 	e.end(admitted)
-	if waits == 0 || len(e.later) != waits {
-		t.Fatalf("%d wait, later %d", waits, len(e.later))
+	if waits == 0 || len(e.deferred) != waits {
+		t.Fatalf("%d wait, later %d", waits, len(e.deferred))
 	}
 	for i := range 10 {
 		delete(admitted, fmt.Sprint("u-", i))
 	}
-	for range 2 { // the first round makes room
+	for range 2 { // the first round frees space in the queue
 		e.begin()
 		e.end(admitted)
 	}
-	if len(e.later) != 2 {
-		t.Errorf("%d wait, want 2: 8 of 10 have room", len(e.later))
+	if len(e.deferred) != 2 {
+		t.Errorf("%d wait, want 2: 8 of 10 fit", len(e.deferred))
 	}
 }
 
-// A round that failed leaves nothing: a pod that only it has seen is not held.
+// A failed round leaves no state: a pod that only it has observed is not held.
 func TestFailedRound(t *testing.T) {
 	e := newTestEvents()
 	e.begin()

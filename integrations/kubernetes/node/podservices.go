@@ -12,41 +12,41 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// alias is the pod of a service.
+// alias identifies the pod of a service.
 type alias struct {
 	uid    string
-	mirror bool // by the annotation of a mirror: the service's own labels must agree
+	mirror bool // found by the annotation of a mirror pod: the service's labels must name the same pod
 }
 
-// named is an alias by the name of its service.
-type named struct {
+// aliasEntry maps the digest of a service name to a pod.
+type aliasEntry struct {
 	service names.Digest
-	pod     int32 // its index among the UIDs
+	pod     int32 // index in uids
 	mirror  bool
 }
 
-// aliases are in the order of their services, with a mirror behind other pods: a map of thousands takes four times the
-// memory.
+// aliases map service names to pods. They are sorted by digest, with mirror pods after other pods. A sorted slice takes
+// a quarter of the memory of a map with thousands of entries.
 type aliases struct {
 	uids []string
-	all  []named
+	all  []aliasEntry
 }
 
-// aliasesOf returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
-// it is the other one. It computes two hashes for each pod, and is called when pods come or go.
+// aliasesOf returns the pods by the two names that their services may have: with a runtime that passes kerb-cni no UID,
+// the name has none. It computes two hashes for each pod, and is called when pods are created or deleted.
 func aliasesOf(pods map[string]pod) *aliases {
-	out := &aliases{make([]string, 0, len(pods)), make([]named, 0, 2*len(pods))}
+	out := &aliases{make([]string, 0, len(pods)), make([]aliasEntry, 0, 2*len(pods))}
 	for uid, p := range pods {
 		i := int32(len(out.uids))
 		out.uids = append(out.uids, uid)
-		out.all = append(out.all, named{names.Pod{Namespace: p.namespace, Name: p.name}.Digest(), i, false},
-			named{names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Digest(), i, false})
+		out.all = append(out.all, aliasEntry{names.Pod{Namespace: p.namespace, Name: p.name}.Digest(), i, false},
+			aliasEntry{names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Digest(), i, false})
 		if p.static != "" {
-			// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
-			out.all = append(out.all, named{names.Pod{UID: p.static}.Digest(), i, true})
+			// The author of a pod can write the annotation: it must not transfer the labels of the pod to another one.
+			out.all = append(out.all, aliasEntry{names.Pod{UID: p.static}.Digest(), i, true})
 		}
 	}
-	slices.SortFunc(out.all, func(a, b named) int {
+	slices.SortFunc(out.all, func(a, b aliasEntry) int {
 		if c := bytes.Compare(a.service[:], b.service[:]); c != 0 || a.mirror == b.mirror {
 			return c
 		}
@@ -64,7 +64,7 @@ func (a *aliases) of(service string) (alias, bool) {
 	if !ok {
 		return alias{}, false
 	}
-	i, known := slices.BinarySearchFunc(a.all, digest, func(n named, d names.Digest) int {
+	i, known := slices.BinarySearchFunc(a.all, digest, func(n aliasEntry, d names.Digest) int {
 		return bytes.Compare(n.service[:], d[:])
 	})
 	if !known {
@@ -73,16 +73,17 @@ func (a *aliases) of(service string) (alias, bool) {
 	return alias{a.uids[a.all[i].pod], a.all[i].mirror}, true
 }
 
-// podServices finds the pods of services, for an agent that has the modules of certain rules.
+// podServices finds the pods of services, for an agent whose modules are those of the given rules.
 type podServices struct {
 	state    *state
 	rules    int
-	aliases  *aliases           // do not change
-	runtime  map[string]sandbox // reports of the container runtime, by service; new ones may lack a service
+	aliases  *aliases           // immutable
+	runtime  map[string]sandbox // reports of the container runtime, by service; the newest may have no service yet
 	adoption *adoption
 }
 
-// podServices returns false if what concerns pods of all namespaces has changed since these rules, which the agent has.
+// podServices returns false if a rule that concerns all namespaces has changed since the given rules, which the agent
+// has applied.
 func (s *state) podServices(rules int) (podServices, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,16 +100,16 @@ func (s *state) podServices(rules int) (podServices, bool) {
 type podService struct {
 	pod
 	alias
-	pending bool // the service has not had the labels of the pod yet
-	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
+	pending bool // the service does not have the labels of the pod yet
+	// unconfirmed: a module or namespace labels older than the pod may not have arrived yet.
 	unconfirmed bool
 	sandbox     string // the ID, if the container runtime has reported it
-	unshown     bool   // by the API server
-	held        *hold  // for example: only a snapshot from before the pod says which modules there are
+	runtimeOnly bool   // the API server has not delivered the pod yet
+	held        *hold  // nil if the pod may be admitted
 }
 
-// of returns the pod of a service. One that the API server and the container runtime have reported has the labels of
-// the API server's.
+// of returns the pod of a service. If both the API server and the container runtime have reported the pod, the labels
+// are those of the API server.
 func (l podServices) of(service string, pending bool) (podService, bool) {
 	a, known := l.aliases.of(service)
 	b, reported := l.runtime[service]
@@ -127,14 +128,14 @@ func (l podServices) of(service string, pending bool) (podService, bool) {
 	case reported:
 		of = b.podService(service)
 	default:
-		return podService{}, false // it has gone since
+		return podService{}, false // deleted since
 	}
 	of.pending = pending
 	of.held = s.holdOf(of, l.rules)
 	return of, true
 }
 
-// ofRuntime returns the pod of a service as the container runtime has reported it, whatever the API server's is.
+// ofRuntime returns the pod of a service as the container runtime has reported it, regardless of the API server's pod.
 func (l podServices) ofRuntime(service string) (podService, bool) {
 	b, reported := l.runtime[service]
 	if !reported {
@@ -148,15 +149,15 @@ func (l podServices) ofRuntime(service string) (podService, bool) {
 }
 
 func (b sandbox) podService(service string) podService {
-	return podService{pod: b.pod, alias: b.alias(service), sandbox: b.id, unshown: true}
+	return podService{pod: b.pod, alias: b.alias(service), sandbox: b.id, runtimeOnly: true}
 }
 
 // alias identifies a pod that the API server has not delivered yet.
 func (b sandbox) alias(service string) alias { return alias{uid: cmp.Or(b.uid, service)} }
 
-// holdOf returns why a pod has to wait. Without its namespace, it is unknown which modules select the pod. If only
-// Modules of one namespace have changed, only new pods of that namespace are held: frequent changes in one namespace
-// delay neither other pods nor label changes of running pods.
+// holdOf returns why a pod is held, or nil. Before its namespace is known, it is unknown which modules select the pod.
+// If only Modules of one namespace have changed, only new pods of that namespace are held: frequent changes in one
+// namespace delay neither other pods nor label changes of running pods.
 func (s *state) holdOf(p podService, rules int) *hold {
 	switch _, known := s.namespaces[p.namespace]; {
 	case p.tooMany:
@@ -165,14 +166,14 @@ func (s *state) holdOf(p podService, rules int) *hold {
 		return noNamespace
 	case p.pending && s.own[p.namespace] > rules || s.shared > rules:
 		return modulesChange
-	case s.restored && s.synced != ofAll && (p.unshown || !s.earlier[p.uid]):
+	case s.restored && s.synced != ofAll && (p.runtimeOnly || !s.earlier[p.uid]):
 		return tooNew
 	}
 	return nil
 }
 
-// remember keeps since when pods have waited that have no admitted service.
-func (l podServices) remember(await map[string]time.Time, admitted map[string]bool) {
+// updateWaiting updates the times since which pods have been waiting for an admitted service.
+func (l podServices) updateWaiting(await map[string]time.Time, admitted map[string]bool) {
 	l.state.mu.Lock()
 	defer l.state.mu.Unlock()
 	unshown := map[string]bool{}

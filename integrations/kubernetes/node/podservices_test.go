@@ -19,7 +19,7 @@ func podObject(i int) api.Object {
 		Labels: map[string]string{"app": fmt.Sprint(i % 50)}, ResourceVersion: "7"}}
 }
 
-// crowded is the state of a node with many pods.
+// crowded returns the state of a node with many pods.
 func crowded(n int) *state {
 	s := newState("n1")
 	var all []api.Object
@@ -33,7 +33,7 @@ func crowded(n int) *state {
 	return s
 }
 
-// A comparison costs no memory for pods that stay: nothing is computed for each of them.
+// A round allocates nothing for unchanged pods.
 func TestManyPods(t *testing.T) {
 	s := crowded(5000)
 	rules := s.view().rules
@@ -42,7 +42,7 @@ func TestManyPods(t *testing.T) {
 		pods, ok := s.podServices(rules)
 		p, known := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i), UID: uidOf(i)}.Service(), true)
 		_, byName := pods.of(names.Pod{Namespace: "default", Name: fmt.Sprint("pod-", i)}.Service(), true)
-		pods.remember(await, map[string]bool{uidOf(7): true})
+		pods.updateWaiting(await, map[string]bool{uidOf(7): true})
 		return ok && known && byName && p.uid == uidOf(i)
 	}
 	if !find(4000) || len(await) != 4999 {
@@ -61,7 +61,7 @@ func TestManyPods(t *testing.T) {
 	}
 }
 
-// The annotation of a mirror finds a pod by another UID, unless that is the one of a pod of its own.
+// The annotation of a mirror pod makes it found by another UID, unless that is the UID of another pod.
 func TestMirrors(t *testing.T) {
 	s := crowded(3)
 	rules := s.view().rules
@@ -86,8 +86,8 @@ func TestMirrors(t *testing.T) {
 	}
 }
 
-// Pods that only the container runtime has reported wait like others. What it reports while the agent's services are
-// compared belongs to the next comparison: its service may not be among them yet.
+// Pods that only the container runtime has reported wait like others. A report during a pass over the agent's services
+// belongs to the next pass, since its service may not exist yet.
 func TestRuntimePodsWait(t *testing.T) {
 	s := crowded(1)
 	runtime := runtimePods{s, nil}
@@ -97,22 +97,22 @@ func TestRuntimePodsWait(t *testing.T) {
 	again := p
 	again.ID = "c2"
 	begin(t, s, again)
-	if of, ok := pods.of(serviceOf(p), true); !ok || of.sandbox != "c1" || !of.unshown || of.held != nil {
+	if of, ok := pods.of(serviceOf(p), true); !ok || of.sandbox != "c1" || !of.runtimeOnly || of.held != nil {
 		t.Errorf("the runtime's pod is %+v", of)
 	}
 	await := map[string]time.Time{}
-	if pods.remember(await, nil); await["u1"].IsZero() || len(await) != 2 {
+	if pods.updateWaiting(await, nil); await["u1"].IsZero() || len(await) != 2 {
 		t.Errorf("these wait: %v", await)
 	}
 	since := await["u1"]
-	if pods.remember(await, nil); await["u1"] != since {
+	if pods.updateWaiting(await, nil); await["u1"] != since {
 		t.Error("a pod waits since the last comparison only")
 	}
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "default", Labels: map[string]string{"a": "b"}}})
 	if of, _ := pods.of(serviceOf(p), true); of.held != modulesChange {
 		t.Errorf("a pod is admitted to modules of older labels of its namespace: %+v", of)
 	}
-	if pods.remember(await, map[string]bool{"u1": true}); len(await) != 1 {
+	if pods.updateWaiting(await, map[string]bool{"u1": true}); len(await) != 1 {
 		t.Errorf("an admitted pod waits: %v", await)
 	}
 	runtime.Stop(again)

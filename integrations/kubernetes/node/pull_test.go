@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// store is the part of an agent that has packages.
+// store is the package API of an agent.
 type store struct {
 	packages []v1.Package
 	answers  map[string]int // status codes of pulls
@@ -72,7 +72,7 @@ func imageModule(name, image string) api.Module {
 	return api.Module{Metadata: api.ObjectMeta{Name: name}, Spec: api.ModuleSpec{Package: api.Package{Image: image}}}
 }
 
-// drain does all that is due.
+// drain runs all due pulls.
 func drain(t *testing.T, s *syncer) {
 	t.Helper()
 	s.listed = time.Time{}
@@ -87,8 +87,8 @@ func drain(t *testing.T, s *syncer) {
 	}
 }
 
-// What modules name is pulled once, by both sides of a rollout; what did not succeed is due later, the longer the more
-// often it failed. The package before the present one stays.
+// Packages of modules are pulled once, for both sides of a rollout. Failed pulls are retried with exponential backoff.
+// The previous package stays.
 func TestPulls(t *testing.T) {
 	a, s := withStore(t)
 	a.answers = map[string]int{"r.example/no@1": http.StatusUnprocessableEntity,
@@ -110,43 +110,43 @@ func TestPulls(t *testing.T) {
 	}
 	for image, want := range map[string]string{"r.example/no@1": api.PackageRefused,
 		"r.example/away@1": api.PackageUnavailable, "r.example/new@1": "", "r.example/operators@1": "", "": ""} {
-		if reason, err := s.provided(s.state.view(), image); reason != want || (err == nil) != (want == "") {
+		if reason, err := s.packageAvailable(s.state.view(), image); reason != want || (err == nil) != (want == "") {
 			t.Errorf("%s: %s %v, want %q", image, reason, err, want)
 		}
 	}
 	before := s.puller.of("r.example/away@1")
-	if left := time.Until(before.due); left < minUnanswered/3 || left > 2*minUnanswered {
+	if left := time.Until(before.due); left < minUnavailableRetry/3 || left > 2*minUnavailableRetry {
 		t.Errorf("tried again after %v", left)
 	}
 	for range 10 {
 		s.puller.try(t.Context(), "r.example/away@1")
 	}
-	if after := s.puller.of("r.example/away@1"); after.wait != maxUnanswered {
-		t.Errorf("tried again after %v", after.wait)
+	if after := s.puller.of("r.example/away@1"); after.backoff != maxUnavailableRetry {
+		t.Errorf("tried again after %v", after.backoff)
 	}
-	s.dispose(t.Context(), s.state.view())
+	s.removeUnused(t.Context(), s.state.view())
 	if got := strings.Join(a.removed, " "); got != "r.example/old@1" {
 		t.Errorf("removed %q", got)
 	}
 	a.removed = nil
 	s.state.moduleHandler(ofClusterModules).Set(imageModule("b", "r.example/newest@1"))
 	drain(t, s)
-	s.dispose(t.Context(), s.state.view())
+	s.removeUnused(t.Context(), s.state.view())
 	if got := strings.Join(a.removed, " "); got != "r.example/before@1" {
 		t.Errorf("removed %q; the package before the present one stays", got)
 	}
 	s.state.moduleHandler(ofClusterModules).Delete(imageModule("b", ""))
 	a.removed = nil
 	drain(t, s)
-	s.dispose(t.Context(), s.state.view())
+	s.removeUnused(t.Context(), s.state.view())
 	if !slices.Contains(a.removed, "r.example/new@1") || !slices.Contains(a.removed, "r.example/newest@1") ||
 		slices.Contains(a.removed, "r.example/operators@1") {
 		t.Errorf("removed %q after the module was deleted", a.removed)
 	}
 }
 
-// However many packages modules name, a node keeps 64 of them. Those that cannot be pulled take no place.
-func TestPulledAreBounded(t *testing.T) {
+// A node keeps at most 64 packages, however many modules use. Failed pulls do not count.
+func TestPullLimit(t *testing.T) {
 	a, s := withStore(t)
 	var all []api.Module
 	for i := range maxPulled {
@@ -168,7 +168,7 @@ func TestPulledAreBounded(t *testing.T) {
 	}
 	tooMany := 0
 	for _, m := range all {
-		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
+		if reason, _ := s.packageAvailable(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
 			tooMany++
 		}
 	}
@@ -180,9 +180,9 @@ func TestPulledAreBounded(t *testing.T) {
 	}
 }
 
-// However many packages Modules of namespaces name, now and before, half of the places are left to ClusterModules,
-// whose packages come first.
-func TestNamespacesLeaveRoom(t *testing.T) {
+// However many packages namespaced Modules use, now and before, half of the limit is reserved for ClusterModules, whose
+// packages have priority.
+func TestPullLimitOfNamespaces(t *testing.T) {
 	a, s := withStore(t)
 	var all []api.Module
 	for round := range 2 { // every image is changed once
@@ -195,7 +195,7 @@ func TestNamespacesLeaveRoom(t *testing.T) {
 		s.state.moduleHandler(ofModules).Replace(all)
 		for range 3 {
 			drain(t, s)
-			s.dispose(t.Context(), s.state.view())
+			s.removeUnused(t.Context(), s.state.view())
 		}
 	}
 	if len(a.packages) != maxOfNamespaces {
@@ -203,7 +203,7 @@ func TestNamespacesLeaveRoom(t *testing.T) {
 	}
 	tooMany := 0
 	for _, m := range all {
-		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
+		if reason, _ := s.packageAvailable(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
 			tooMany++
 		}
 	}
@@ -219,8 +219,8 @@ func TestNamespacesLeaveRoom(t *testing.T) {
 	}
 }
 
-// A slow registry of a namespace is not waited for: all packages are pulled one after the other.
-func TestSlowPullsEnd(t *testing.T) {
+// The pull from a slow registry of a namespace times out, since packages are pulled one after the other.
+func TestPullTimeout(t *testing.T) {
 	_, s := withStore(t)
 	end := make(chan struct{})
 	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "slow"))
@@ -233,7 +233,7 @@ func TestSlowPullsEnd(t *testing.T) {
 	t.Cleanup(slow.Close)
 	t.Cleanup(func() { close(end) })
 	s.puller.agent = agent{client.New(socket.Addr().String())}
-	s.puller.patience = time.Millisecond
+	s.puller.timeout = time.Millisecond
 	s.puller.need(map[string]bool{"r.example/slow@1": false}, 1, 1, 0)
 	s.puller.try(t.Context(), "r.example/slow@1")
 	if a := s.puller.of("r.example/slow@1"); a.failure != errSlow.Error() || time.Until(a.due) <= 0 {
@@ -241,8 +241,8 @@ func TestSlowPullsEnd(t *testing.T) {
 	}
 }
 
-// The package that has been due for the longest time is next, whatever its name; a new one is due from now on.
-func TestPullsTakeTurns(t *testing.T) {
+// The package that has been due for the longest time is next, whatever its name; a new one is due immediately.
+func TestPullOrder(t *testing.T) {
 	_, s := withStore(t)
 	ago := func(d time.Duration) attempt { return attempt{due: time.Now().Add(-d)} }
 	s.puller.attempts = map[string]attempt{"a": ago(time.Second), "b": ago(time.Minute), "c": ago(-time.Hour)}
@@ -260,9 +260,9 @@ func TestPullsTakeTurns(t *testing.T) {
 	}
 }
 
-// The agent lists its packages, all of which it then reads, when one was pulled, and rarely otherwise. What it has
-// removed is not removed again.
-func TestListsAreSeldom(t *testing.T) {
+// The agent lists its packages, which makes it read all of them, after a pull, and rarely otherwise. A removed package
+// is not removed again.
+func TestPackageListInterval(t *testing.T) {
 	a, s := withStore(t)
 	a.packages = []v1.Package{{Pinned: "r.example/old@1", Owner: names.Owner}, {Pinned: "r.example/used@1",
 		Owner: names.Owner}}
@@ -273,7 +273,7 @@ func TestListsAreSeldom(t *testing.T) {
 		if err := s.pullMissing(t.Context(), s.state.view()); err != nil {
 			t.Fatal(err)
 		}
-		s.dispose(t.Context(), s.state.view())
+		s.removeUnused(t.Context(), s.state.view())
 		if a.lists != lists {
 			t.Errorf("%s: listed %d times, want %d", what, a.lists, lists)
 		}
@@ -299,8 +299,8 @@ func TestListsAreSeldom(t *testing.T) {
 	round("nothing is wanted", 5)
 }
 
-// A package that only Modules of one namespace name holds no pods of another, pulled or not. Modules beyond those that
-// a namespace may have, and those of registries on the node itself, have nothing pulled.
+// A package that only Modules of one namespace use holds no pods of other namespaces, pulled or not. Modules beyond the
+// limit of a namespace, and those with a registry on the node itself, cause no pulls.
 func TestPullsOfNamespaces(t *testing.T) {
 	s := tenants()
 	modules := s.moduleHandler(ofModules)
@@ -318,7 +318,7 @@ func TestPullsOfNamespaces(t *testing.T) {
 	if len(v.images) != api.MaxModules-1 || local || beyond {
 		t.Errorf("the node pulls %v", v.images)
 	}
-	s.provides("r.example/p1@1")
+	s.packageChanged("r.example/p1@1")
 	if s.view().rules == v.rules || s.view().shared != v.shared {
 		t.Errorf("rules %d and %d, before %d and %d", s.view().rules, s.view().shared, v.rules, v.shared)
 	}
@@ -326,12 +326,12 @@ func TestPullsOfNamespaces(t *testing.T) {
 		t.Error("pods of the other namespace are held, or those of the namespace are not")
 	}
 	v = s.view()
-	if s.provides("r.example/none@1"); s.view().rules != v.rules {
+	if s.packageChanged("r.example/none@1"); s.view().rules != v.rules {
 		t.Error("a package that no module names has modules applied again")
 	}
 	s.moduleHandler(ofClusterModules).Set(imageModule("wide", "r.example/p1@1"))
 	v = s.view()
-	if s.provides("r.example/p1@1"); s.view().shared == v.shared {
+	if s.packageChanged("r.example/p1@1"); s.view().shared == v.shared {
 		t.Error("the package of a ClusterModule changes nothing for other namespaces")
 	}
 	if reason, err := allowed(all[0], map[string]v1.Package{all[0].Spec.Package.Image: {}}); reason != api.NotPermitted {
@@ -346,7 +346,7 @@ func TestPullsOfNamespaces(t *testing.T) {
 	}
 }
 
-// The same failure in the same words has nothing applied or written again.
+// Repeated identical failures cause no apply and no write.
 func TestFailuresAreStable(t *testing.T) {
 	a, s := withStore(t)
 	const image = "r.example/away@1"
@@ -366,8 +366,8 @@ func TestFailuresAreStable(t *testing.T) {
 	}
 }
 
-// A check waits for a package that no registry delivers, and says so; a refused one fails the check. Which package was
-// there before survives a restart.
+// A check waits for a package that no registry delivers, and reports that; a rejected package fails the check. The
+// previous package survives a restart.
 func TestChecksNeedPackages(t *testing.T) {
 	a, s := withStore(t)
 	a.answers = map[string]int{"r.example/p@sha256:1": http.StatusServiceUnavailable}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Purge leaves nothing of what a node keeps, nor of a process that was killed as it wrote, and keeps what is another's.
+// Purge removes all files of a node, also temporary ones of a killed process, and keeps foreign files.
 func TestPurge(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kube")
 	write := func(names ...string) {
@@ -25,7 +25,7 @@ func TestPurge(t *testing.T) {
 		}
 	}
 	write(snapshotFile, rolloutsFile, "."+snapshotFile+"123", "."+rolloutsFile+"456")
-	for range 2 { // nothing there is no error
+	for range 2 { // purging nothing is not an error
 		if err := Purge(dir); err != nil {
 			t.Error(err)
 		}

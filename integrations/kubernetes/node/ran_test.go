@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// ran is a pod that runs, although kerb-cni was not in its network when it started.
+// ran creates a running pod that started before kerb-cni was in its network.
 func (b *bed) ran(r *nritest.Runtime, name, app string) (*pod, *api.PodSandbox) {
 	b.T.Helper()
 	labels := map[string]string{"app": app}
@@ -32,7 +32,7 @@ func (b *bed) ran(r *nritest.Runtime, name, app string) (*pod, *api.PodSandbox) 
 	return p, p.listed(r, p.host.Path(), labels)
 }
 
-// listed has the runtime have the sandbox of a pod.
+// listed adds the sandbox of a pod to the runtime.
 func (p *pod) listed(r *nritest.Runtime, netns string, labels map[string]string) *api.PodSandbox {
 	s := nritest.Pod(p.container, p.Namespace, p.Name, p.UID, labels)
 	for _, n := range s.Linux.Namespaces {
@@ -44,7 +44,7 @@ func (p *pod) listed(r *nritest.Runtime, netns string, labels map[string]string)
 	return s
 }
 
-// reflect has a host send datagrams back.
+// reflect makes a host send datagrams back.
 func (b *bed) reflect(h *netlab.Host, port uint16) netip.AddrPort {
 	b.T.Helper()
 	at := netip.AddrPortFrom(h.Addr4(), port)
@@ -72,8 +72,8 @@ func (b *bed) reflect(h *netlab.Host, port uint16) netip.AddrPort {
 	return at
 }
 
-// exchange sends one datagram after the other, each when the one before has come back, until stop is called, which
-// returns an error if one did not.
+// exchange sends datagrams one at a time, each after the previous one has come back, until stop is called. stop returns
+// an error if one was lost.
 func (p *pod) exchange(at netip.AddrPort) (stop func() error) {
 	p.bed.T.Helper()
 	var c *net.UDPConn
@@ -109,9 +109,9 @@ func (p *pod) exchange(at netip.AddrPort) (stop func() error) {
 }
 
 // A pod that ran before kerb-cni was in its network gets its modules when kerb-kube-node connects to the container
-// runtime, and loses no packet that they do not drop. Pods on the network of the node, and services that kerb-cni has
-// made, stay as they are. The service goes with the sandbox: by DEL, and if it was missed.
-func TestPodsThatRan(t *testing.T) {
+// runtime, and loses no packet that they pass. Pods on the host network, and services of kerb-cni, stay unchanged. The
+// service is deleted with the sandbox: by DEL, or later if DEL was missed.
+func TestPodsBeforeInstallation(t *testing.T) {
 	b := newBed(t)
 	s := b.sink("sink")
 	b.module("deny", "{package: {name: firewall}, config: {defaultPolicy: {ingress: deny, egress: deny}}, "+

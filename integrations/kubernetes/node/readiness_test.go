@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// ready gives a pod its condition, as the kubelet does.
+// ready sets the condition Ready of a pod, as the kubelet does.
 func (p *pod) ready(status string) {
 	p.bed.T.Helper()
 	if err := p.bed.api.Apply(podsPath+"/"+p.Name+"/status", fmt.Sprintf("apiVersion: v1\nkind: Pod\nstatus: "+
@@ -20,8 +20,8 @@ func (p *pod) ready(status string) {
 	}
 }
 
-// A node goes back from a version with which pods that it selects are no longer Ready, and not because of others. It
-// says which one, and tries the version again with another limit.
+// A node rolls back a version with which pods that it selects are no longer Ready, but not because of other pods. The
+// report names the pod. With another limit the node retries.
 func TestReadiness(t *testing.T) {
 	b := newBed(t)
 	const name, previous = "guard", "package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}"
@@ -69,7 +69,7 @@ func TestReadiness(t *testing.T) {
 	b.Eventually("with another limit, the version is tried again", func() bool { return runs("deny") })
 }
 
-// A node goes back from a version that its kernel takes much longer for, and keeps one within the limit.
+// A node rolls back a version that costs much more time per packet, and keeps one within the limit.
 func TestCost(t *testing.T) {
 	b := newBed(t)
 	const name, attach = "watch", "attach: {pods: {podSelector: {matchLabels: {app: web}}}}"

@@ -19,7 +19,7 @@ import (
 
 var camelCase = regexp.MustCompile(`^[A-Z][a-z]+([A-Z][a-z]+)*$`)
 
-// texts calls f for each literal with one CamelCase word in expressions.
+// texts calls f for each literal in expressions that is one CamelCase word.
 func texts(of []ast.Expr, f func(string)) {
 	for _, e := range of {
 		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
@@ -105,7 +105,7 @@ func TestReasonsAreKnown(t *testing.T) {
 
 	for in, c := range map[string]struct {
 		function string
-		not      []string // reported
+		not      []string // not reported
 	}{
 		"module.go":     {"moduleReady", []string{"NoAttachPoint", "True", "Running"}},
 		"conditions.go": {"placedCondition", []string{"PartiallyAttached", "False"}},
@@ -140,8 +140,8 @@ func ofCondition(s *ast.AssignStmt) bool {
 	})
 }
 
-// A module that does not run, or that runs on the sockets of no pod, is reported. One that no pod needs is not.
-func TestWhatIsReported(t *testing.T) {
+// A module that does not run, or that runs on the sockets of no pod, is reported. A module that selects no pod is not.
+func TestIsFailure(t *testing.T) {
 	for _, c := range []struct {
 		of   v1.Condition
 		want bool

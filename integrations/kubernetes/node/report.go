@@ -22,13 +22,13 @@ import (
 // Limits of KerbNode.status.
 const (
 	maxReports   = api.MaxReports
-	maxVersions  = 100 // of ClusterModules with a rollout; for those that are not listed, the node counts as silent
+	maxVersions  = 100 // of ClusterModules with a rollout; for the others, the node counts as not reporting
 	maxMessage   = 1024
 	writeTimeout = 30 * time.Second
 )
 
-// Times before a write is repeated, and as long again at random. They double: a rollout waits for nodes whose writes
-// the API server could not store for a moment.
+// Backoff of writes, to which the same time at random is added. It doubles up to the maximum, which is short: a rollout
+// waits for nodes whose writes the API server could not store for a moment.
 const (
 	minWriteRetry = time.Second
 	maxWriteRetry = 30 * time.Second
@@ -40,11 +40,11 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
 	rollouts := s.state.rollouts()
-	reports := distinct(append(rollouts.failed, s.namedReports()...)) // those that halt a rollout come first
+	reports := distinct(append(rollouts.failed, s.namedReports()...)) // reports that halt a rollout come first
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
-		rollouts = reported{}
+		rollouts = rolloutReport{}
 		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable",
 			err.Error()+"; this is tried again: if it stays, see the log of the agent of this node"
 	case len(reports) > 0:
@@ -77,7 +77,7 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	return out
 }
 
-// distinct returns the first report of each module: the list in the status has each name once.
+// distinct returns the first report of each module: names are unique in the list of the status.
 func distinct(reports []api.ModuleReport) (out []api.ModuleReport) {
 	for _, r := range reports {
 		if !slices.ContainsFunc(out, func(o api.ModuleReport) bool { return o.Name == r.Name }) {
@@ -91,7 +91,7 @@ func distinct(reports []api.ModuleReport) (out []api.ModuleReport) {
 func (s *syncer) namedReports() []api.ModuleReport {
 	out := slices.Clone(s.reports)
 	for i := range out {
-		out[i].Name = cmp.Or(s.titles[out[i].Name], out[i].Name)
+		out[i].Name = cmp.Or(s.fullNames[out[i].Name], out[i].Name)
 	}
 	return out
 }
@@ -111,14 +111,14 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// reporter writes KerbNode.status when it has changed, independently of everything else, so that a slow API server
-// blocks nothing.
+// reporter writes KerbNode.status when it has changed, in a goroutine of its own, so that a slow API server blocks no
+// round.
 type reporter struct {
 	client *watch.Client
 	node   string
 	log    *slog.Logger
 	clock  clock
-	next   chan api.KerbNodeStatus // at most one: the newest
+	next   chan api.KerbNodeStatus // has the newest status, at most one
 }
 
 func newReporter(c *watch.Client, node string, log *slog.Logger) *reporter {
@@ -134,7 +134,7 @@ func (r *reporter) set(status api.KerbNodeStatus) {
 	r.next <- status
 }
 
-// run writes until the context ends.
+// run writes statuses until the context ends.
 func (r *reporter) run(ctx context.Context) {
 	var written *api.KerbNodeStatus
 	for {
@@ -148,7 +148,7 @@ func (r *reporter) run(ctx context.Context) {
 			if written == nil {
 				written = r.read(ctx)
 			}
-			stamp(&status, written, r.clock.now())
+			setTransitionTimes(&status, written, r.clock.now())
 			if written != nil && reflect.DeepEqual(status, *written) {
 				break
 			}
@@ -157,7 +157,7 @@ func (r *reporter) run(ctx context.Context) {
 				written = &status
 				break
 			}
-			written = nil // it may have been stored, and only the answer was lost
+			written = nil // the write may have succeeded without a response
 			if ctx.Err() == nil {
 				r.log.Warn("the status of this node is not written", "error", err)
 			}
@@ -167,15 +167,16 @@ func (r *reporter) run(ctx context.Context) {
 			}
 			retry = min(2*retry, maxWriteRetry)
 			select {
-			case status = <-r.next: // newer
+			case status = <-r.next: // a newer one
 			default:
 			}
 		}
 	}
 }
 
-// stamp gives conditions the time of their last transition.
-func stamp(status, before *api.KerbNodeStatus, now time.Time) {
+// setTransitionTimes sets the time of the last transition of each condition: the previous time if the status of the
+// condition is unchanged, otherwise now.
+func setTransitionTimes(status, before *api.KerbNodeStatus, now time.Time) {
 	for i := range status.Conditions {
 		c := &status.Conditions[i]
 		c.Transition = now.UTC().Truncate(time.Second)
@@ -190,7 +191,7 @@ func stamp(status, before *api.KerbNodeStatus, now time.Time) {
 	}
 }
 
-// read returns the status that the API server has, or nil.
+// read returns the status that is stored in the API server, or nil.
 func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
@@ -199,7 +200,7 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 		return nil
 	}
 	if n.Status != nil && len(n.Status.Modules) == 0 {
-		n.Status.Modules = nil // it is stored as an empty list, and compared with none
+		n.Status.Modules = nil // stored as an empty list; compared with nil
 	}
 	if n.Status != nil && len(n.Status.Updated) == 0 {
 		n.Status.Updated = nil
@@ -210,14 +211,14 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 	return n.Status
 }
 
-// write patches the status, and creates the object first if it is not there. It belongs to the Node, and is deleted
-// with it.
+// write patches the status, and creates the object first if it does not exist. The Node owns the object, which is
+// garbage-collected with it.
 func (r *reporter) write(ctx context.Context, status api.KerbNodeStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	modules := status.Modules
 	if modules == nil {
-		modules = []api.ModuleReport{} // absent in a patch would mean unchanged
+		modules = []api.ModuleReport{} // a patch without the field would not change it
 	}
 	listed := func(all []api.NodeVersion) []api.NodeVersion { return append([]api.NodeVersion{}, all...) }
 	patch := map[string]any{"status": map[string]any{"conditions": status.Conditions, "kernel": status.Kernel,

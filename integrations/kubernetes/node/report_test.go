@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
 )
 
-// A status that the API server could not store, as while etcd times out, is written again within seconds: the waves of
-// a rollout wait for it.
+// A status that the API server could not store, for example because etcd timed out, is written again within seconds:
+// the waves of a rollout wait for it.
 func TestStatusIsWrittenAgainSoon(t *testing.T) {
 	var writes atomic.Int32
 	stored := make(chan struct{})
@@ -45,8 +45,8 @@ func TestStatusIsWrittenAgainSoon(t *testing.T) {
 	<-ended
 }
 
-// If the API server has stored a status, and only its answer was lost, the status of before is written again.
-func TestStatusThatWasStoredAllTheSame(t *testing.T) {
+// If the API server stored a status but its response was lost, a change back to the earlier status is written, too.
+func TestStatusAfterLostResponse(t *testing.T) {
 	var mu sync.Mutex
 	var stored struct {
 		Status api.KerbNodeStatus `json:"status"`

@@ -25,8 +25,8 @@ func (b *bed) history(name string) []string {
 	return lines[1:]
 }
 
-// Each spec of a ClusterModule has a revision, of which ten are kept. They do not change, go with the ClusterModule,
-// and bring an earlier spec back; nothing is written while nothing changes.
+// Each spec of a ClusterModule has a revision, of which ten are kept. Revisions are immutable, are deleted with the
+// ClusterModule, and restore an earlier spec. Nothing is written while nothing changes.
 func TestRevisions(t *testing.T) {
 	b := newBed(t)
 	b.controller(b.controllerConfig())
@@ -134,7 +134,7 @@ func TestRevisions(t *testing.T) {
 		return fmt.Sprint(all.Items)
 	}
 	was := version()
-	time.Sleep(5 * time.Second) // two comparisons of the controller: nothing must happen
+	time.Sleep(5 * time.Second) // two rounds of the controller: nothing must happen
 	if now := version(); now != was {
 		t.Errorf("revisions were written: %s, before %s", now, was)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
-// collections are the paths of what the files of deploy/kubernetes have.
+// collections has the API paths of the kinds in deploy/kubernetes.
 var collections = map[string]string{
 	"Namespace":                        "/api/v1/namespaces/",
 	"ServiceAccount":                   "/api/v1/namespaces/kerb-system/serviceaccounts/",
@@ -32,7 +32,7 @@ var collections = map[string]string{
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/",
 }
 
-// applyManifests is kubectl apply -f of the file.
+// applyManifests does what kubectl apply -f does with the file.
 func (b *bed) applyManifests(file string) {
 	b.T.Helper()
 	text, err := os.ReadFile("../../../deploy/kubernetes/" + file)
@@ -53,7 +53,7 @@ func (b *bed) applyManifests(file string) {
 	}
 }
 
-// token is what kubelet mounts into the pod of kerb-kube-node on node n1.
+// token returns the token that kubelet mounts into the pod of kerb-kube-node on node n1.
 func (b *bed) token() string {
 	b.T.Helper()
 	b.api.Must(http.MethodPost, "/api/v1/nodes", map[string]any{"apiVersion": "v1", "kind": "Node",
@@ -71,7 +71,7 @@ func (b *bed) token() string {
 	return answer.Status.Token
 }
 
-// With the rights of deploy/kubernetes, kerb-kube-node does its work, and can do nothing else.
+// With only the rights of deploy/kubernetes, kerb-kube-node works, and other requests are forbidden.
 func TestRights(t *testing.T) {
 	b := newBed(t)
 	b.stop(syscall.SIGKILL)
@@ -88,7 +88,7 @@ func TestRights(t *testing.T) {
 		text, _ := os.ReadFile(b.log.Name())
 		return strings.Contains(string(text), "401")
 	})
-	if err := os.WriteFile(file, []byte(token), 0o600); err != nil { // kubelet replaces it: without a restart
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil { // kubelet replaces it without a restart
 		t.Fatal(err)
 	}
 	web := b.pod("web", map[string]string{"app": "web"})

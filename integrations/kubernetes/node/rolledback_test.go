@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// sends has a pod send until the test ends, one of 100 packets to another port if other is set.
+// sends makes a pod send until the test ends, and 1 of 100 packets to another port if other is set.
 func (p *pod) sends(s *sink, other *atomic.Bool, port uint16) {
 	p.bed.T.Helper()
 	err := p.host.Do(func() error {
@@ -46,7 +46,7 @@ func (p *pod) sends(s *sink, other *atomic.Bool, port uint16) {
 	}
 }
 
-// reportOf returns what the node reports of a module.
+// reportOf returns the node's report about a module.
 func (b *bed) reportOf(name string) (out api.ModuleReport) {
 	for _, r := range b.status().Status.Modules {
 		if r.Name == name {
@@ -56,9 +56,9 @@ func (b *bed) reportOf(name string) (out api.ModuleReport) {
 	return out
 }
 
-// A new version that the agent refuses switches nothing. From one that drops one packet of 100, which the verifier
-// accepts, the node goes back by itself, while the API server is away; it does not try it again after a start, and says
-// why. Another version is tried.
+// A new version that the agent rejects changes nothing. A version that passes the verifier and drops 1 of 100 packets
+// is rolled back by the node, also while the API server is unreachable. The node does not retry it after a restart, and
+// reports the reason. Another version is tried.
 func TestRollback(t *testing.T) {
 	b := newBed(t)
 	const name, selects = "guard", "attach: {pods: {podSelector: {matchLabels: {app: web}}}}"
@@ -109,7 +109,7 @@ func TestRollback(t *testing.T) {
 	other.Store(true)
 	await("without the API server, the node goes back", "rules", false)
 	b.stop(syscall.SIGKILL)
-	other.Store(false) // nothing would have it go back now
+	other.Store(false) // from now on no drops would cause a rollback
 	b.Must(http.MethodDelete, "/v1/modules/"+name+"?owner="+names.Owner, nil, nil)
 	b.start()
 	await("the previous version runs after a start", "egress", true)

@@ -13,12 +13,12 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// A node runs the version of its side of a rollout: as a canary, when a wave reaches it, and after undo. Waves that do
-// not reach it change nothing on the node, and without the API server it stays where it was.
+// A node runs the version of its side of a rollout: as a canary, when a wave includes it, and after undo. Waves without
+// it change nothing on the node, and without the API server it keeps its version.
 func TestRollout(t *testing.T) {
 	b := newBed(t)
 	const name = "guard"
-	first := 0 // percentage at which n1 is in the rollout
+	first := 0 // percentage from which n1 is in the rollout
 	for m := (api.Module{Metadata: api.ObjectMeta{Name: name}}); ; first++ {
 		m.Spec.Rollout = &api.Rollout{Percent: &first}
 		if m.Updated("n1") {

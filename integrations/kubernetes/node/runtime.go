@@ -19,31 +19,31 @@ import (
 // containerRuntime has the reports of the container runtime through NRI. It is part of the state.
 type containerRuntime struct {
 	enabled bool
-	name    string             // of the runtime; empty while it is not connected
-	problem string             // why not
-	pods    map[string]sandbox // by names of services, until they are admitted
-	listed  map[string]listed  // by ID: those with a network namespace when the runtime was connected
+	name    string                   // of the runtime; empty while it is not connected
+	problem string                   // why it is not connected
+	pods    map[string]sandbox       // by service name, until admitted
+	listed  map[string]listedSandbox // by ID: sandboxes with a network namespace when the runtime connected
 	starts  []*start
 }
 
-// sandbox is a pod as the runtime reports it. These labels admit the pod. Those of the API server, which may have
-// changed since, come first, and are the only ones that change an admitted pod.
+// sandbox is a pod as the runtime reports it. Its labels admit the pod. Labels of the API server, which may have
+// changed since, have precedence, and only they change an admitted pod.
 type sandbox struct {
 	pod
 	uid, id string
 }
 
-// start is a sandbox whose containers wait until its pod has its modules.
+// start is a new sandbox whose containers wait until the modules of its pod are attached.
 type start struct {
 	service, sandbox string
-	decided          chan error // gets one value
+	decided          chan error // receives one value
 	reason           error      // why it waits
 }
 
-// hold is why a pod keeps dropping everything.
+// hold is the reason why a pod stays pending, so that all its packets are dropped.
 type hold struct {
 	error
-	lasting bool // waiting for a moment does not help
+	lasting bool // not expected to change soon
 }
 
 // Holds that do not depend on a pod.
@@ -55,13 +55,13 @@ var (
 	manyLabels = &hold{fmt.Errorf("it has over %d labels, or %d bytes of them: remove some", maxLabels, maxLabelBytes),
 		true}
 	manyModules = &hold{fmt.Errorf("its namespace has over %d Modules, of which only the first are read: delete some, "+
-		"and wait for up to %.0f minutes", maxKept, relistEvery.Minutes()), true}
+		"and wait for up to %.0f minutes", maxModulesKept, relistEvery.Minutes()), true}
 	noService = &hold{errors.New("it is no service of the agent: kerb-cni has to be a plugin of the node's network; see " +
 		"kerb-cni install"), true}
 	replaced = &hold{errors.New("a later sandbox of the pod has replaced it"), true}
 )
 
-// runtimePods passes the runtime's events to a state.
+// runtimePods updates a state with the runtime's events.
 type runtimePods struct {
 	*state
 	log *slog.Logger
@@ -79,7 +79,7 @@ func sandboxOf(p nri.Pod) sandbox {
 
 // Replace replaces all reports of the runtime.
 func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
-	pods, there := map[string]sandbox{}, map[string]listed{}
+	pods, there := map[string]sandbox{}, map[string]listedSandbox{}
 	for p := range all {
 		pods[serviceOf(p)] = sandboxOf(p)
 		if p.Netns != "" {
@@ -90,8 +90,8 @@ func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
 	r.change(func(now *containerRuntime) { now.name, now.problem, now.pods, now.listed = name, "", pods, there })
 }
 
-// Start returns when the pod of a new sandbox has its modules. Until the context ends, it waits only for conditions
-// that are expected to change soon, since the runtime reports no other pods in the meantime.
+// Start returns when the modules of a new sandbox's pod are attached. Until the context ends, it waits only for
+// conditions that are expected to change soon, since the runtime reports no other pods in the meantime.
 func (r runtimePods) Start(ctx context.Context, p nri.Pod) error {
 	s := &start{serviceOf(p), p.ID, make(chan error, 1), errors.New("kerb-kube-node has not synchronized yet, or waits " +
 		"for the agent")}
@@ -130,7 +130,7 @@ func (r runtimePods) Disconnected(err error) {
 	})
 }
 
-// change changes the reports of the runtime, and triggers an immediate synchronisation.
+// change updates the reports of the runtime, and triggers an immediate synchronisation.
 func (s *state) change(f func(*containerRuntime)) {
 	s.mu.Lock()
 	f(&s.runtime)
@@ -141,13 +141,13 @@ func (s *state) change(f func(*containerRuntime)) {
 	}
 }
 
-// end removes a start that is decided, or has ended.
+// end removes a start that is decided or has timed out.
 func (r *containerRuntime) end(s *start) {
 	r.starts = slices.DeleteFunc(r.starts, func(other *start) bool { return other == s })
 }
 
-// forget removes pods that are admitted, by services and their sandboxes, and sandboxes that are not to be adopted, by
-// their IDs: the runtime reports new ones.
+// forget removes admitted pods, by services and their sandbox IDs, and sandboxes that need no adoption, by ID. The
+// runtime reports new ones.
 func (s *state) forget(admitted map[string]string, done []string) {
 	s.mu.Lock()
 	for service, id := range admitted {
@@ -165,15 +165,15 @@ func (s *state) forget(admitted map[string]string, done []string) {
 		s.runtime.listed = nil
 	}
 	s.mu.Unlock()
-	if len(admitted) > manyPods {
+	if len(admitted) > shrinkAbove {
 		freeOSMemory()
 	}
 }
 
-// manyPods is how many take memory that is worth being returned.
-const manyPods = 1000
+// shrinkAbove is the number of admitted pods above which memory is returned to the OS.
+const shrinkAbove = 1000
 
-// starting returns the starts of this moment.
+// starting returns the current starts.
 func (s *state) starting() starts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +184,7 @@ func (s *state) starting() starts {
 	return all
 }
 
-// delay notes why starts wait.
+// delay sets the reason why starts wait.
 func (s *state) delay(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,13 +193,13 @@ func (s *state) delay(reason error) {
 	}
 }
 
-// starts are those of one comparison, by services of pods.
+// starts are the waiting starts of one round, by service name.
 type starts struct {
 	state *state
 	of    map[string][]*start
 }
 
-// admitted ends the starts of a service whose pod has its modules.
+// admitted completes the starts of a service whose pod has its modules.
 func (all starts) admitted(s v1.Service) {
 	for _, one := range all.of[s.Metadata.Name] {
 		if names.OfSandbox(s.Metadata.Labels[names.LabelAttachment], one.sandbox) {
@@ -211,7 +211,7 @@ func (all starts) admitted(s v1.Service) {
 	delete(all.of, s.Metadata.Name)
 }
 
-// held notes why the pod of a service is held, and ends its starts if that lasts.
+// held sets the reason why the pod of a service is held. If the hold is lasting, its starts fail.
 func (all starts) held(service string, why *hold) {
 	for _, one := range all.of[service] {
 		if why.lasting {
@@ -225,8 +225,8 @@ func (all starts) held(service string, why *hold) {
 	delete(all.of, service)
 }
 
-// rest ends the starts of pods that are no services.
-func (all starts) rest() {
+// releaseOthers fails the starts of pods without a service.
+func (all starts) releaseOthers() {
 	for service := range all.of {
 		all.held(service, noService)
 	}

@@ -26,7 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// withRuntime runs a syncer as kerb-kube-node does, with a container runtime that it is connected to.
+// withRuntime runs a syncer as kerb-kube-node does, connected to a container runtime.
 func withRuntime(t *testing.T, s *syncer) *nritest.Runtime {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "nri.sock")
@@ -48,7 +48,7 @@ func withRuntime(t *testing.T, s *syncer) *nritest.Runtime {
 	return r
 }
 
-// synced has complete lists come, without pods.
+// synced passes complete lists without pods to a state.
 func synced(s *state, modules ...api.Module) {
 	s.moduleHandler(ofModules).Replace(nil)
 	s.moduleHandler(ofClusterModules).Replace(modules)
@@ -56,8 +56,8 @@ func synced(s *state, modules ...api.Module) {
 	s.podHandler().Replace(nil)
 }
 
-// A pod that only the container runtime has reported gets its modules before the runtime continues, and without a
-// request to the API server. Where that cannot be, the sandbox fails with the reason.
+// A pod that only the container runtime has reported gets its modules before the runtime continues, without a request
+// to the API server. If that is not possible, the sandbox fails with the reason.
 func TestRuntimeReportsPods(t *testing.T) {
 	module := func(name string) api.Module {
 		return api.Module{Metadata: api.ObjectMeta{Name: name}, Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}}
@@ -104,7 +104,7 @@ func TestRuntimeReportsPods(t *testing.T) {
 			agent: func(a *refusing) { a.labels = http.StatusInternalServerError }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if !c.waits { // who waits all the same, takes most of it
+			if !c.waits { // waiting would take most of the test's time
 				adaptation.SetPluginRequestTimeout(time.Minute)
 				t.Cleanup(func() { adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout) })
 			}
@@ -132,14 +132,14 @@ func TestRuntimeReportsPods(t *testing.T) {
 			if got["app"] != c.app || names.IsPending(got) != (c.app == "") {
 				t.Errorf("labels %v", got)
 			}
-			if n := asked.Load(); n > 0 && name != "shown" { // its event alone is compared with the API server
+			if n := asked.Load(); n > 0 && name != "shown" { // only its event is compared with the API server
 				t.Errorf("%d requests to the API server", n)
 			}
 		})
 	}
 }
 
-// A pod waits a moment for what is about to come, such as the labels of a new namespace.
+// A pod waits a moment for conditions that are expected soon, such as the labels of a new namespace.
 func TestRuntimeWaits(t *testing.T) {
 	a, s := heldPod(t)
 	synced(s.state)
@@ -161,8 +161,8 @@ func TestRuntimeWaits(t *testing.T) {
 	}
 }
 
-// Pods that started while kerb-kube-node was away get their modules when it connects. When the runtime is away, all
-// stays as it is, and the node reports where labels come from.
+// Pods that started while kerb-kube-node was not running get their modules when it connects. After the runtime
+// disconnects, everything stays unchanged, and the node reports the source of labels.
 func TestRuntimeRestarts(t *testing.T) {
 	a, s := heldPod(t)
 	synced(s.state)
@@ -201,7 +201,7 @@ func TestRuntimeRestarts(t *testing.T) {
 	}
 }
 
-// begin reports a new sandbox, and does not wait.
+// begin reports a new sandbox in the background.
 func begin(t *testing.T, s *state, p nri.Pod) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -213,8 +213,8 @@ func begin(t *testing.T, s *state, p nri.Pod) {
 
 var web = nri.Pod{ID: "c", Namespace: "shop", Name: "web", UID: "u1", Labels: map[string]string{"app": "web"}}
 
-// Labels that have changed since the pod was admitted stay when the API server shows the pod no longer, and its sandbox
-// is still there.
+// Labels that have changed since the pod was admitted stay when the API server no longer has the pod while its sandbox
+// still exists.
 func TestRuntimeKeepsLabels(t *testing.T) {
 	a, s := heldPod(t)
 	synced(s.state)
@@ -236,7 +236,8 @@ func TestRuntimeKeepsLabels(t *testing.T) {
 	}
 }
 
-// Labels come from the API server once it has shown the pod, and a sandbox that ends takes only its own with it.
+// Labels come from the API server as soon as it has delivered the pod, and the end of a sandbox removes only its own
+// reports.
 func TestRuntimeAndAPIServer(t *testing.T) {
 	s := newState("n1")
 	synced(s)
@@ -281,8 +282,8 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 	}
 }
 
-// The container runtime is connected also if nothing is known of modules, and if the agent stays away: where the
-// runtime creates no container without the plugin, the API server or the agent may be in one.
+// The container runtime is connected also if no modules are known, or if the agent stays unreachable: if the runtime
+// creates no containers without the plugin, the API server or the agent may be waiting for one.
 func TestRuntimeIsConnectedAtLast(t *testing.T) {
 	before := connectAfter
 	t.Cleanup(func() { connectAfter = before })

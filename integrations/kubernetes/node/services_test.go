@@ -23,7 +23,7 @@ import (
 
 const targetPort = 8080
 
-// endpoint serves its name to every TCP connection on a port, and returns its host.
+// endpoint creates a host that answers every TCP connection to a port with its name.
 func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 	b.T.Helper()
 	h := b.Host(name)
@@ -31,13 +31,13 @@ func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 	return h
 }
 
-// serve has a host send its name to every TCP connection on a port.
+// serve makes a host answer every TCP connection to a port with its name.
 func (b *bed) serve(h *netlab.Host, name string, port uint16) {
 	b.T.Helper()
 	b.listen(h, port, func(c net.Conn) { _, _ = io.WriteString(c, name) })
 }
 
-// listen has a host handle every TCP connection on a port, which is closed afterwards.
+// listen makes a host handle every TCP connection to a port, and close it afterwards.
 func (b *bed) listen(h *netlab.Host, port uint16, handle func(net.Conn)) {
 	b.T.Helper()
 	err := h.Do(func() error {
@@ -62,7 +62,7 @@ func (b *bed) listen(h *netlab.Host, port uint16, handle func(net.Conn)) {
 	}
 }
 
-// reach returns what answers a connection of a pod, or an error.
+// reach returns the name that answers a connection from a pod, or an error.
 func (p *pod) reach(address string, port int) string {
 	var answer []byte
 	err := p.host.Do(func() error {
@@ -119,8 +119,8 @@ func at(h *netlab.Host, conditions string) string {
 	return fmt.Sprintf("{addresses: [%s], conditions: {%s}}", h.Addr4(), conditions)
 }
 
-// A pod with the proxy reaches the endpoints of Services by their cluster addresses, as the API server has them at the
-// time; pods without it, and Services that are off or cannot be expressed, are left to kube-proxy, which does not run.
+// A pod with the proxy reaches the current endpoints of Services by their cluster addresses. Pods without it, and
+// Services that are disabled or not supported, are left to kube-proxy, which does not run here.
 func TestServices(t *testing.T) {
 	b := newBed(t)
 	first, second := b.endpoint("first", targetPort), b.endpoint("second", targetPort)
@@ -200,7 +200,7 @@ func TestServices(t *testing.T) {
 		return met["first"] && met["third"]
 	})
 
-	// Nothing is lost while the API server and kerb-kube-node are away.
+	// Nothing is lost while the API server and kerb-kube-node are down.
 	b.stop(syscall.SIGKILL)
 	b.api.Hang()
 	b.start()
@@ -219,13 +219,13 @@ func TestServices(t *testing.T) {
 	})
 }
 
-// echo has a host send back what TCP connections to a port bring.
+// echo makes a host send back the data of TCP connections to a port.
 func (b *bed) echo(h *netlab.Host, port uint16) {
 	b.T.Helper()
 	b.listen(h, port, func(c net.Conn) { _, _ = io.Copy(c, c) })
 }
 
-// open opens a connection from a pod, and returns a function that reports whether it is answered still.
+// open opens a connection from a pod, and returns a function that reports whether it is still answered.
 func (p *pod) open(address string, port int) (answered func() error) {
 	p.bed.T.Helper()
 	var c net.Conn
@@ -249,8 +249,8 @@ func (p *pod) open(address string, port int) (answered func() error) {
 	}
 }
 
-// The ports of a Service have the endpoints whose EndpointSlices have them, in one virtual service: when those of one
-// port change, connections to another continue.
+// Each port of a Service has the endpoints whose EndpointSlices contain it, in one virtual service. When the endpoints
+// of one port change, connections to another continue.
 func TestServiceWithEndpointsByPort(t *testing.T) {
 	b := newBed(t)
 	first, second := b.endpoint("first", targetPort), b.endpoint("second", targetPort)

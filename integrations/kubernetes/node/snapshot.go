@@ -16,10 +16,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// snapshot is the state on disk, with which a node starts whose API server is away.
+// snapshot is the persisted state, from which a node starts if its API server is unreachable.
 type snapshot struct {
 	Modules    []api.Stored                 `json:"modules"`
-	More       map[string]bool              `json:"more,omitempty"` // namespaces with Modules beyond those that are kept
+	More       map[string]bool              `json:"more,omitempty"` // namespaces with more Modules than are kept
 	Namespaces map[string]map[string]string `json:"namespaces"`
 	Pods       []api.ObjectMeta             `json:"pods,omitempty"` // written by writeSnapshot
 	Images     map[string]images            `json:"images,omitempty"`
@@ -28,7 +28,7 @@ type snapshot struct {
 
 const snapshotFile = "kubernetes.json"
 
-// save writes the state, if a complete list of everything has come.
+// save writes the state, if all lists are complete.
 func (s *state) save(dir string) error {
 	head, pods, err := s.snapshot()
 	if err != nil || head == nil {
@@ -39,14 +39,16 @@ func (s *state) save(dir string) error {
 	})
 }
 
-// snapshot returns a snapshot without its pods as an object of JSON, and its pods by UID.
+// snapshot returns a snapshot without its pods as a JSON object, and its pods by UID. The object is nil if a list is
+// incomplete.
 func (s *state) snapshot() (head []byte, pods map[string]pod, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.synced != ofAll {
 		return nil, nil, nil
 	}
-	out := snapshot{Namespaces: map[string]map[string]string{}, More: s.withMore(), Images: s.images, Trust: s.trust}
+	out := snapshot{Namespaces: map[string]map[string]string{}, More: s.truncatedNamespaces(), Images: s.images,
+		Trust: s.trust}
 	for _, m := range s.modules {
 		out.Modules = append(out.Modules, api.Stored{Module: m})
 	}
@@ -57,16 +59,16 @@ func (s *state) snapshot() (head []byte, pods map[string]pod, err error) {
 	return head, maps.Clone(s.pods), err
 }
 
-// writeSnapshot writes one pod after the other: the text of thousands together, and their labels as maps, take more
-// memory than all else of the program.
+// writeSnapshot encodes one pod at a time: the JSON of thousands, with their labels as maps, takes more memory than the
+// rest of the program.
 func writeSnapshot(to io.Writer, head []byte, pods map[string]pod) error {
 	w := bufio.NewWriterSize(to, 32<<10)
-	_, _ = w.Write(head[:len(head)-1]) // up to its }; w keeps errors until Flush
+	_, _ = w.Write(head[:len(head)-1]) // without the closing brace; w keeps errors until Flush
 	_, _ = w.WriteString(`,"pods":[`)
 	separator := ""
 	for uid, p := range pods {
 		if p.tooMany {
-			continue // it is not admitted
+			continue // such a pod is not admitted
 		}
 		m := api.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: uid, Labels: p.labels.set()}
 		if p.static != "" {
@@ -102,7 +104,7 @@ func (s *state) restore(dir string) error {
 			s.setModule(m.Module)
 		}
 		for namespace := range in.More {
-			s.room.namespace(namespace).more = true
+			s.moduleUsage.namespace(namespace).truncated = true
 		}
 		s.trust = in.Trust
 		maps.Copy(s.images, in.Images)
@@ -124,7 +126,7 @@ func (s *state) restore(dir string) error {
 // time.
 func Purge(dir string) (err error) {
 	for _, name := range []string{snapshotFile, rolloutsFile} {
-		all, e := filepath.Glob(filepath.Join(dir, "."+name+"*")) // halves, of a process that was killed
+		all, e := filepath.Glob(filepath.Join(dir, "."+name+"*")) // temporary files of a process that was killed
 		err = errors.Join(err, e)
 		for _, path := range append(all, filepath.Join(dir, name)) {
 			if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {

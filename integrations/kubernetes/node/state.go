@@ -17,10 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// labels is a set of labels. Pods of one controller share it.
+// labels is an interned set of labels. Pods of one controller share it.
 type labels struct{ handle unique.Handle[string] }
 
-// A label set is text: keys and values, each with a zero byte behind it, in the order of the keys.
+// labelsOf encodes a label set as text: keys and values, each followed by a zero byte, sorted by key.
 func labelsOf(set map[string]string) labels {
 	var b strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(set)) {
@@ -46,19 +46,19 @@ func (l labels) set() map[string]string {
 type pod struct {
 	namespace, name string
 	labels          labels
-	static          string // its UID to the container runtime, if it is a static pod
-	tooMany         bool   // labels: they are not kept
-	version         uint64 // resource version when it was first seen
+	static          string // UID in the container runtime, if it is a static pod
+	tooMany         bool   // labels exceed the limits, and are not stored
+	version         uint64 // resourceVersion when it was first seen
 }
 
-// What a pod's labels may be at most. They are in memory, in the agent and on disk, and Kubernetes does not limit them.
+// Limits of a pod's labels. They are in memory, in the agent and on disk, and Kubernetes does not limit their number.
 const (
 	maxLabels     = 64
 	maxLabelBytes = 4096
 )
 
-// tooMany reports whether a pod has more labels than are handled. The pod is not admitted: without a part of its labels
-// modules that select it would not be on it.
+// tooMany reports whether a pod's labels exceed the limits. The pod is not admitted: with only a part of its labels,
+// modules that select it would not be attached.
 func tooMany(set map[string]string) bool {
 	bytes := 0
 	for key, value := range set {
@@ -67,7 +67,7 @@ func tooMany(set map[string]string) bool {
 	return len(set) > maxLabels || bytes > maxLabelBytes
 }
 
-// The resources that are followed.
+// Bits of the watched resources.
 const (
 	ofClusterModules = 1 << iota
 	ofModules
@@ -76,43 +76,43 @@ const (
 	ofAll = 1<<iota - 1
 )
 
-// state is the last known state of the API server, also from before this start. It is safe for concurrent use.
+// state is the last known state of the API server, possibly restored from before this start. It is safe for concurrent
+// use.
 type state struct {
-	node       string // its name
-	clock      clock
-	mu         sync.Mutex
-	modules    map[string]api.Module // by their names on the node
-	room       moduleRoom            // that those of namespaces take
-	namespaces map[string]labels
-	pods       map[string]pod    // by UID
-	aliases    *aliases          // of pods, by names of services; nil if it is to be made again
-	trials     map[string]trial  // of new versions, by ClusterModules
-	checks     map[string]check  // the same
-	images     map[string]images // packages of modules, by their names on the node
-	trust      trust             // which packages the cluster permits
-	synced     int               // resources of which a complete list has come since this start
-	restored   bool              // there was a snapshot
-	earlier    map[string]bool   // UIDs of the pods of the snapshot
-	confirmed  map[string]uint64 // by namespace: resource version of pods that no module is missing for
-	version    int               // changes with everything above
-	rules      int               // changes with modules and namespaces: what modules of the agent are made of
-	shared     int               // rules when what concerns pods of all namespaces has changed last
-	own        map[string]int    // rules when a Module of a namespace that is known has changed last
-	runtime    containerRuntime
-	changed    chan struct{} // has a value after a change
-	urgent     chan struct{} // the same, of what the container runtime reports: it waits
+	node        string // name of the Node
+	clock       clock
+	mu          sync.Mutex
+	modules     map[string]api.Module // by their names on the node
+	moduleUsage moduleUsage           // memory of namespaced Modules
+	namespaces  map[string]labels
+	pods        map[string]pod    // by UID
+	aliases     *aliases          // pods by service names; nil: recompute
+	trials      map[string]trial  // of new versions, by ClusterModules
+	checks      map[string]check  // of new versions, by ClusterModules
+	images      map[string]images // packages of modules, by their names on the node
+	trust       trust             // which packages the cluster permits
+	synced      int               // bits of resources with a complete list since this start
+	restored    bool              // from a snapshot
+	earlier     map[string]bool   // UIDs of the pods of the snapshot
+	confirmed   map[string]uint64 // by namespace: resourceVersion up to which pods miss no module
+	version     int               // increases with each change of modules or namespaces, the inputs of the agent's modules
+	rules       int               // increases with each change of modules or namespaces, the inputs of the agent's modules
+	shared      int               // value of rules after the last change that concerns all namespaces
+	own         map[string]int    // by namespace: value of rules after the last change of one of its Modules
+	runtime     containerRuntime
+	changed     chan struct{} // has a value after a change
+	urgent      chan struct{} // has a value after a report of the container runtime, which waits for the result
 }
 
-// newState returns the state of a node.
 func newState(node string) *state {
-	return &state{node: node, modules: map[string]api.Module{}, room: newModuleRoom(),
+	return &state{node: node, modules: map[string]api.Module{}, moduleUsage: newModuleUsage(),
 		namespaces: map[string]labels{}, pods: map[string]pod{}, trials: map[string]trial{}, checks: map[string]check{},
 		confirmed: map[string]uint64{}, own: map[string]int{},
 		images: map[string]images{}, runtime: containerRuntime{pods: map[string]sandbox{}},
 		changed: make(chan struct{}, 1), urgent: make(chan struct{}, 1)}
 }
 
-// update changes the state, and wakes the synchronization if f has changed anything.
+// update calls f, and triggers a synchronisation if f reports a change. bits are the changed resources.
 func (s *state) update(bits int, f func() bool) {
 	s.mu.Lock()
 	if !f() {
@@ -152,15 +152,15 @@ func handler[T any](s *state, bit int, reset func(int), set, remove func(T) bool
 	}
 }
 
-// noteModulesChanged records that modules for the pods of a namespace change with this update. A namespace that is not
-// known has no pods that could be admitted.
+// noteModulesChanged records that this update changes modules of a namespace. A namespace that is not known has no pods
+// that could be admitted.
 func (s *state) noteModulesChanged(namespace string) {
 	if _, known := s.namespaces[namespace]; known {
 		s.own[namespace] = s.rules + 1
 	}
 }
 
-// moduleHandler is for ClusterModules or, with ofModules, for Modules of namespaces.
+// moduleHandler returns the handler of the watch of ClusterModules or, with ofModules, of namespaced Modules.
 func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 	if bit == ofModules {
 		return s.tenantHandler()
@@ -175,7 +175,7 @@ func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 	})
 }
 
-// tenantHandler is for Modules of namespaces, of which not all may be kept.
+// tenantHandler returns the handler of the watch of namespaced Modules, which are limited in number and size.
 func (s *state) tenantHandler() watch.Handler[api.Module] {
 	more := map[string]bool{}
 	h := handler(s, ofModules, nil, s.setModule, func(m api.Module) bool {
@@ -185,7 +185,7 @@ func (s *state) tenantHandler() watch.Handler[api.Module] {
 		}
 		return deleted
 	})
-	h.Share = func() func(*api.Module) string { return s.boundedList(more) }
+	h.Share = func() func(*api.Module) string { return s.limitModuleList(more) }
 	h.Replace = func(all []api.Module) {
 		s.update(ofModules, func() bool {
 			s.replaceModules(all, more)
@@ -196,8 +196,7 @@ func (s *state) tenantHandler() watch.Handler[api.Module] {
 	return h
 }
 
-// setModule takes the place of what is known of a module. It reports whether that has changed anything. The caller
-// holds mu.
+// setModule stores a module, and reports whether that changed anything. The caller holds mu.
 func (s *state) setModule(m api.Module) bool {
 	m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
 		Generation: m.Metadata.Generation, Created: m.Metadata.Created}
@@ -214,13 +213,14 @@ func (s *state) setModule(m api.Module) bool {
 		return false
 	}
 	if kept, ok := s.modules[name]; ok {
-		s.noteImage(name, kept.Spec.Package.Image)
+		s.setImage(name, kept.Spec.Package.Image)
 	}
 	s.noteModulesChanged(m.Metadata.Namespace)
 	return true
 }
 
-// followed returns the fields of a module's status that a node keeps, without those that change when nodes are counted.
+// followed returns the fields of a module's status that this node uses. Fields that change whenever nodes are counted
+// are removed.
 func followed(m api.Module) *api.ModuleStatus {
 	p := m.Progress()
 	if p == nil {
@@ -233,7 +233,7 @@ func followed(m api.Module) *api.ModuleStatus {
 	return &api.ModuleStatus{Rollout: out}
 }
 
-// nodeName is the name of the agent's module.
+// nodeName returns the name of a module in the agent.
 func nodeName(m api.Module) string {
 	if m.Metadata.Namespace == "" {
 		return m.Metadata.Name
@@ -244,7 +244,7 @@ func nodeName(m api.Module) string {
 func (s *state) namespaceHandler() watch.Handler[api.Object] {
 	reset := func(n int) {
 		s.namespaces = make(map[string]labels, n)
-		clear(s.own) // all of them change with the list
+		clear(s.own) // the list changes all namespaces
 		clear(s.confirmed)
 	}
 	return handler(s, ofNamespaces, reset,
@@ -266,9 +266,9 @@ var overLimit = func() map[string]string {
 	return out
 }()
 
-// sharing makes objects with equal labels share a map, since a list of thousands of pods is in memory until it is
+// shareLabels makes objects with equal labels share a map, since a list of thousands of pods is in memory until it is
 // complete. It also drops unused fields immediately.
-func sharing() func(*api.Object) string {
+func shareLabels() func(*api.Object) string {
 	known := map[labels]map[string]string{}
 	return func(o *api.Object) string {
 		o.Metadata.Annotations = staticOnly(o.Metadata.Annotations)
@@ -304,7 +304,7 @@ func (s *state) podHandler() watch.Handler[api.Object] {
 			s.aliases = nil
 			return true
 		})
-	h.Share = sharing
+	h.Share = shareLabels
 	return h
 }
 
@@ -314,14 +314,14 @@ func podOf(m api.ObjectMeta) pod {
 		m.Labels = nil
 	}
 	p.labels = labelsOf(m.Labels)
-	p.version, _ = strconv.ParseUint(m.ResourceVersion, 10, 64) // 0: versions of this server are no numbers
+	p.version, _ = strconv.ParseUint(m.ResourceVersion, 10, 64) // 0: resourceVersions of this server are not numbers
 	if of := staticOnly(m.Annotations); of != nil {
 		p.static = of.Static
 	}
 	return p
 }
 
-// maxUID is how long the UID of a static pod may be: the authors of pods can write any text there.
+// maxUID is the maximum length of the UID of a static pod: authors of pods can write any text there.
 const maxUID = 64
 
 // staticOnly returns only the annotation of a static pod's mirror.
@@ -332,7 +332,7 @@ func staticOnly(of *api.Annotations) *api.Annotations {
 	return &api.Annotations{Static: of.Static}
 }
 
-// set reports whether the value is another one.
+// set stores a value, and reports whether it has changed.
 func set[K, V comparable](in map[K]V, key K, value V) bool {
 	before, known := in[key]
 	in[key] = value
@@ -343,15 +343,15 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 type view struct {
 	version    int
 	rules      int
-	shared     int             // rules when what concerns all namespaces has changed last
-	known      bool            // there is something to act on: a complete list of everything, or the snapshot
+	shared     int             // value of rules after the last change that concerns all namespaces
+	known      bool            // there are complete lists or a snapshot to act on
 	complete   bool            // all lists are complete since this start: absent objects were deleted
 	modules    []api.Module    // in the version for this node
-	more       map[string]bool // namespaces with Modules beyond those that are kept
+	more       map[string]bool // namespaces with more Modules than are kept
 	updated    []api.Module    // ClusterModules whose rollout gives this node the new version, as the API server has them
 	namespaces map[string]labels
 	images     map[string]bool // packages of registries that the node needs
-	kept       map[string]bool // further ones that it does not remove
+	kept       map[string]bool // previous packages, which are not removed
 	trust      trust
 }
 
@@ -361,7 +361,7 @@ func (s *state) view() view {
 	v := view{version: s.version, rules: s.rules, shared: s.shared, complete: s.synced == ofAll,
 		namespaces: maps.Clone(s.namespaces), trust: s.trust}
 	v.known = v.complete || s.restored
-	v.more = s.withMore()
+	v.more = s.truncatedNamespaces()
 	// ClusterModules come first.
 	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int {
 		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace), createdBefore(a.Metadata, b.Metadata))
@@ -380,7 +380,7 @@ func (s *state) view() view {
 	return v
 }
 
-// withTooMany returns how many pods have more labels than are handled, and the first of them.
+// withTooMany returns how many pods have labels beyond the limits, and the name of the first.
 func (s *state) withTooMany() (n int, first string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,12 +16,12 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// A node writes its status when something has changed: not when pods come and go, and not after a start.
-func TestStatusIsWrittenSeldom(t *testing.T) {
+// A node writes its status only if it has changed: not when pods are created and deleted, and not after a start.
+func TestStatusIsWrittenOnChange(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))
 	b.Eventually("the node is ready", func() bool { return b.status().Status.Conditions[0].Status == "True" })
-	b.Eventually("its write is counted", func() bool { return b.writes() > 0 }) // the server answers before it counts
+	b.Eventually("its write is counted", func() bool { return b.writes() > 0 }) // the server responds before it counts
 	writes := b.writes()
 	web := b.pod("web", map[string]string{"app": "web"})
 	web.await(count)
@@ -35,7 +35,7 @@ func TestStatusIsWrittenSeldom(t *testing.T) {
 	if now := b.changes(); now != applied+1 {
 		t.Errorf("%d changes of the agent after a start, want that of the pod's labels alone", now-applied)
 	}
-	// Writes come one after the other: with the next one that is due, all that were not have been counted.
+	// Writes are sequential: with the write that is due next, all earlier ones have been counted.
 	b.module("none", `{failurePolicy: open, package: {name: nothing}, attach: {pods: {}}}`)
 	b.Eventually("the node reports", func() bool { return len(b.status().Status.Modules) == 1 })
 	b.Eventually("its write is counted", func() bool { return b.writes() > writes })
@@ -44,14 +44,13 @@ func TestStatusIsWrittenSeldom(t *testing.T) {
 	}
 }
 
-// writes is how often the status of a KerbNode was written, as the API server counts its requests: those that change
-// nothing, too.
+// writes returns the API server's count of writes of KerbNode statuses, including those that change nothing.
 func (b *bed) writes() int {
 	b.T.Helper()
 	return b.counted(`resource="kerbnodes"`, `subresource="status"`, `code="200"`)
 }
 
-// counted is how many requests the API server has counted, of those whose labels are these.
+// counted returns the API server's count of requests with these labels.
 func (b *bed) counted(labels ...string) (n int) {
 	b.T.Helper()
 	answer, err := b.api.Admin.Get(b.api.URL + "/metrics")
@@ -85,7 +84,8 @@ func (b *bed) changes() int {
 	return len(all)
 }
 
-// Objects that an API server without our definitions would accept do no harm: the node refuses them, and runs the rest.
+// Objects that an API server without our definitions would accept do no harm: the node rejects them, and runs the
+// others.
 func TestHostileObjects(t *testing.T) {
 	b := newBed(t)
 	b.loosen()
@@ -124,7 +124,7 @@ func TestHostileObjects(t *testing.T) {
 	if got := b.agentModules(); got != want {
 		t.Errorf("the agent has modules %s, want %s", got, want)
 	}
-	if got := reported(b.status().Status, pending); !strings.Contains(got, "choose another name") {
+	if got := rolloutReport(b.status().Status, pending); !strings.Contains(got, "choose another name") {
 		t.Errorf("of %s it is reported: %s", pending, got)
 	}
 }
@@ -146,8 +146,8 @@ func (b *bed) loosen() {
 	})
 }
 
-// A ClusterModule that the node cannot decode, as one of a later version, stays in force as it was, also after a
-// complete list; one that the node never had keeps the pods pending that it selects. The node reports both.
+// A ClusterModule that the node cannot decode, for example one of a later version, keeps running unchanged, also after
+// a complete list. If the node never had it, the pods that it selects stay pending. The node reports both.
 func TestUndecodableModules(t *testing.T) {
 	b := newBed(t)
 	b.module(count, counter("app: web"))
@@ -187,7 +187,7 @@ func TestUndecodableModules(t *testing.T) {
 	db.await("new")
 }
 
-func reported(s *api.KerbNodeStatus, name string) string {
+func rolloutReport(s *api.KerbNodeStatus, name string) string {
 	for _, r := range s.Modules {
 		if r.Name == name {
 			return r.Message

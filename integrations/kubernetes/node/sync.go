@@ -18,11 +18,11 @@ import (
 
 // Intervals of synchronisation with the agent, in addition to after each change.
 const (
-	awaitEvery = 200 * time.Millisecond // while pods start: kerb-cni may apply a service at any moment
-	awaitFor   = 2 * time.Minute        // a pod that has no service by then is on the host network, or does not start
-	judgeEvery = 2 * time.Second        // new versions in a rollout
-	idleEvery  = 5 * time.Second        // a pod's sandbox may be replaced without an event of the API server
-	fullEvery  = time.Minute            // modules: whether they run, and whether another client has changed them
+	awaitEvery    = 200 * time.Millisecond // while pods start: kerb-cni may apply a service at any moment
+	awaitFor      = 2 * time.Minute        // a pod without a service by then uses the host network, or does not start
+	evaluateEvery = 2 * time.Second        // new versions in a rollout
+	idleEvery     = 5 * time.Second        // a pod's sandbox may be replaced without an event of the API server
+	fullEvery     = time.Minute            // apply all modules and read their status: another client may have changed them
 )
 
 // syncer synchronises the agent with the state.
@@ -36,39 +36,39 @@ type syncer struct {
 	puller  *puller    // nil in tests without packages of registries
 	events  *podEvents // nil in tests without an API server
 	log     *slog.Logger
-	figures figures
+	figures roundStats
 	// connect is called once, when the agent has its modules: a container runtime that connects earlier would wait for
-	// them, and fail. If no modules are known, it is called immediately. It is nil without NRI, and after the call.
+	// them, and time out. If no modules are known, it is called immediately. It is nil without NRI, and after the call.
 	connect func()
 
-	applied int                  // rules of the state whose modules the agent has
-	pruned  bool                 // that was with everything else deleted
-	full    time.Time            // when modules were applied and read last
-	info    v1.NodeStatus        // of the agent
-	refused []api.ModuleReport   // modules that were not applied
-	reports []api.ModuleReport   // those, and modules that do not run
-	failed  error                // of the agent itself with one of them: it may succeed later
-	barred  []api.Module         // refused modules without an earlier version in the agent
-	absent  []api.Module         // the same, with failurePolicy open: pods start without them
-	titles  map[string]string    // NAMESPACE/NAME of modules of namespaces
-	numbers map[string]int64     // metadata.generation of modules
-	await   map[string]time.Time // pods without an admitted service, and since when
+	applied      int                  // value of rules whose modules the agent has
+	pruned       bool                 // all other modules were deleted with that
+	full         time.Time            // time of the last complete apply and read of modules
+	info         v1.NodeStatus        // of the agent
+	refused      []api.ModuleReport   // modules that were not applied
+	reports      []api.ModuleReport   // refused, and modules that do not run
+	failed       error                // of the agent itself with one module: a retry may succeed
+	absentClosed []api.Module         // refused modules without an earlier version in the agent: their pods are held
+	absentOpen   []api.Module         // as absentClosed, but with failurePolicy open: pods start without them
+	fullNames    map[string]string    // NAMESPACE/NAME of namespaced Modules, by names on the node
+	generations  map[string]int64     // metadata.generation of modules
+	await        map[string]time.Time // pods without an admitted service, and since when
 
-	adopting map[string]adopting // sandboxes that are not adopted yet, by their IDs
+	adopting map[string]adoptAttempt // sandboxes that are not adopted yet, by ID
 
-	have   map[string]v1.Package // of the node, that can be used, by references with digests
-	owned  []string              // references of packages that this program pulled
-	listed time.Time             // when the agent has listed them last
-	pulled int                   // how many the puller had pulled then
+	have   map[string]v1.Package // usable packages of the node, by reference with digest
+	owned  []string              // references of packages that this program had pulled
+	listed time.Time             // time of the last list of packages
+	pulled int                   // the puller's count at that time
 }
 
-// roundOf makes one comparison. It returns when the next one is due at the latest.
-func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
+// reconcile runs one round. It returns the longest time until the next one.
+func (s *syncer) reconcile(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
-		return idleEvery, nil // pods wait: before the first list it is unknown which modules apply to them
+		return idleEvery, nil // pods wait: before the first list it is unknown which modules select them
 	}
 	if v.rules != s.applied || v.complete && !s.pruned || s.state.clock.since(s.full) >= fullEvery {
-		if err := s.begin(ctx, v); err != nil {
+		if err := s.beginTrials(ctx, v); err != nil {
 			return 0, err
 		}
 		if err := s.syncModules(ctx, v); err != nil {
@@ -76,12 +76,12 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 			return 0, err
 		}
 		s.applied, s.pruned = v.rules, v.complete && s.failed == nil
-	} else if len(s.reports) > len(s.refused) { // does it still not run?
+	} else if len(s.reports) > len(s.refused) { // check whether they run by now
 		if err := s.examine(ctx); err != nil {
 			return 0, err
 		}
 	}
-	watched, err := s.judge(ctx, v)
+	watched, err := s.evaluateTrials(ctx, v)
 	if err != nil {
 		return 0, err
 	}
@@ -93,7 +93,7 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 		s.virtual.need(ctx, v)
 	}
 	if s.failed != nil {
-		s.applied = -1 // all modules again, after a pause
+		s.applied = -1 // apply all modules again after a backoff
 		return 0, s.failed
 	}
 	for _, since := range s.await {
@@ -102,19 +102,19 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 		}
 	}
 	if watched {
-		return judgeEvery, nil
+		return evaluateEvery, nil
 	}
 	return idleEvery, nil
 }
 
-// syncModules applies all modules together. If the agent refuses that, or fails, it applies them one by one, so that a
-// wrong one keeps no other away; what runs of a refused one keeps running.
+// syncModules applies all modules in one request. If the agent rejects it, or fails, each module is applied on its own,
+// so that an invalid one does not block others. The running version of a rejected module keeps running.
 func (s *syncer) syncModules(ctx context.Context, v view) error {
 	if err := s.pullMissing(ctx, v); err != nil {
 		return err
 	}
 	want := s.wanted(v)
-	reports := want.wrong
+	reports := want.rejected
 	s.failed = nil
 	err := s.agent.applyModules(ctx, want.modules, v.complete && len(reports) == 0)
 	if answered(err) {
@@ -130,17 +130,17 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 		return err
 	}
 	if v.complete {
-		s.dispose(ctx, v)
+		s.removeUnused(ctx, v)
 	}
-	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, s.state.clock.now()
-	s.barred, s.absent = nil, nil
+	s.refused, s.generations, s.fullNames, s.full = reports, want.generations, want.fullNames, s.state.clock.now()
+	s.absentClosed, s.absentOpen = nil, nil
 	for _, m := range v.modules {
 		switch refused := func(r api.ModuleReport) bool { return r.Name == nodeName(m) }; {
 		case !slices.ContainsFunc(reports, refused):
 		case m.Spec.FailurePolicy == v1.FailOpen:
-			s.absent = append(s.absent, m)
+			s.absentOpen = append(s.absentOpen, m)
 		default:
-			s.barred = append(s.barred, m)
+			s.absentClosed = append(s.absentClosed, m)
 		}
 	}
 	return s.examine(ctx)
@@ -149,38 +149,38 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 // desired has the modules that the agent should run, by name.
 type desired struct {
 	modules     []v1.Module
-	wrong       []api.ModuleReport // of modules that are not among them
-	generations map[string]int64   // metadata.generation, of the wrong ones, too, but for those that are too many
-	titles      map[string]string  // NAMESPACE/NAME of modules of namespaces
+	rejected    []api.ModuleReport // modules that were rejected here
+	generations map[string]int64   // metadata.generation, also of rejected modules that keep running
+	fullNames   map[string]string  // NAMESPACE/NAME of namespaced Modules, by names on the node
 }
 
 // wanted translates the modules of a view whose packages the node has.
 func (s *syncer) wanted(v view) desired {
 	d := desired{modules: []v1.Module{names.PendingModule()}, generations: map[string]int64{names.Pending: 0},
-		titles: map[string]string{}}
+		fullNames: map[string]string{}}
 	inNamespace := map[string]int{}
 	for _, m := range v.modules {
 		name, namespace := nodeName(m), m.Metadata.Namespace
 		d.generations[name] = m.Metadata.Generation
 		module, reason, err := translate(m, v.namespaces)
 		if err == nil && (namespace == "" || !onLoopback(m.Spec.Package.Image)) {
-			reason, err = s.provided(v, m.Spec.Package.Image)
+			reason, err = s.packageAvailable(v, m.Spec.Package.Image)
 		}
 		if namespace != "" {
 			inNamespace[namespace]++
-			d.titles[name] = namespace + "/" + m.Metadata.Name
+			d.fullNames[name] = namespace + "/" + m.Metadata.Name
 			if err == nil {
 				reason, err = allowed(m, s.have)
 			}
 			if n := inNamespace[namespace]; n > api.MaxModules {
 				reason, err = api.TooMany, fmt.Errorf("a namespace has at most %d Modules, and this is number %d in the order "+
 					"of creation: delete some, or use a ClusterModule", api.MaxModules, n)
-				// What the node has of it is deleted: the limit would otherwise be one of changes, and not of modules that run.
+				// It is removed from the agent, too. Otherwise maxModules would limit only changes, not running modules.
 				delete(d.generations, name)
 			}
 		}
 		if err != nil {
-			d.wrong = append(d.wrong, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: reason,
+			d.rejected = append(d.rejected, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: reason,
 				Message: err.Error()})
 			continue
 		}
@@ -197,7 +197,7 @@ func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map
 		detail, refused := refusal(err)
 		switch name := m.Metadata.Name; {
 		case err == nil:
-		case name == names.Pending, !answered(err): // pods would start unprotected; the agent is away
+		case name == names.Pending, !answered(err): // pods would start unprotected, or the agent is unreachable
 			return nil, err
 		case refused:
 			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: api.Refused,
@@ -211,7 +211,7 @@ func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map
 	return reports, nil
 }
 
-// prune deletes modules that no ClusterModule or Module asks for.
+// prune deletes modules without a ClusterModule or Module.
 func (s *syncer) prune(ctx context.Context, keep map[string]int64) error {
 	all, err := s.agent.modules(ctx)
 	if err != nil {
@@ -229,8 +229,8 @@ func (s *syncer) prune(ctx context.Context, keep map[string]int64) error {
 	return s.agent.delete(ctx, names.Owner, refs...)
 }
 
-// examine adds problems of modules that the agent has accepted. A module that selects no pod of the node has no
-// problem.
+// examine adds reports about accepted modules that do not run. A module that selects no pod of the node is not
+// reported.
 func (s *syncer) examine(ctx context.Context) error {
 	all, err := s.agent.modules(ctx)
 	if err != nil {
@@ -246,7 +246,7 @@ func (s *syncer) examine(ctx context.Context) error {
 			return m.Metadata.Owner == names.Owner && m.Metadata.Name == nodeName(b)
 		})
 	}
-	s.barred, s.absent = slices.DeleteFunc(s.barred, runs), slices.DeleteFunc(s.absent, runs)
+	s.absentClosed, s.absentOpen = slices.DeleteFunc(s.absentClosed, runs), slices.DeleteFunc(s.absentOpen, runs)
 	for _, m := range all {
 		name := m.Metadata.Name
 		reported := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == name })
@@ -255,7 +255,7 @@ func (s *syncer) examine(ctx context.Context) error {
 		}
 		for _, c := range m.Status.Conditions {
 			if isFailure(c) {
-				reports = append(reports, api.ModuleReport{Name: name, Generation: s.numbers[name], Reason: c.Reason,
+				reports = append(reports, api.ModuleReport{Name: name, Generation: s.generations[name], Reason: c.Reason,
 					Message: c.Message})
 			}
 		}
@@ -265,24 +265,24 @@ func (s *syncer) examine(ctx context.Context) error {
 }
 
 // isFailure reports whether a condition of a module means that it does not work on this node. A module without a pod to
-// be attached to does not count as failed.
+// attach to does not count as failed.
 func isFailure(c v1.Condition) bool {
 	return c.Status == "False" && (c.Type == "Ready" && c.Reason != "NoAttachPoint" ||
 		c.Type == "Placed" && c.Reason == api.OwnCgroupsOnly)
 }
 
-// changeAtOnce limits the services in one request: at the start on a node with thousands of pods, one request for all
-// of them would take more memory than everything else.
-const changeAtOnce = 250
+// maxServicesPerRequest limits the services in one request. At the start on a node with thousands of pods, one request
+// for all of them would take more memory than everything else.
+const maxServicesPerRequest = 250
 
-// batch collects services until there are as many as one request changes.
+// batch collects services up to the size of one request.
 type batch struct {
 	services []v1.Service
 	apply    func([]v1.Service) error
 }
 
 func (b *batch) add(s v1.Service) error {
-	if b.services = append(b.services, s); len(b.services) < changeAtOnce {
+	if b.services = append(b.services, s); len(b.services) < maxServicesPerRequest {
 		return nil
 	}
 	return b.flush()
@@ -294,22 +294,22 @@ func (b *batch) flush() error {
 	return b.apply(all)
 }
 
-// comparison is one of the services of pods.
-type comparison struct {
+// serviceSync is one pass over the services of pods.
+type serviceSync struct {
 	view
 	starts    starts
 	admitted  map[string]bool   // UIDs of pods
-	sandboxes map[string]string // of those, that the container runtime has reported, by services
+	sandboxes map[string]string // by service, sandbox IDs of admitted pods that the container runtime has reported
 	change    batch
 }
 
-// syncServices gives services the labels of their pods, adopts pods that have none, and deletes those whose pod and
-// network namespace are gone.
+// syncServices gives services the labels of their pods, adopts pods without a service, and deletes services whose pod
+// and network namespace no longer exist.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
-	c := comparison{view: v, starts: s.state.starting()} // those that come later are not among the pods
+	c := serviceSync{view: v, starts: s.state.starting()} // later starts are for the next round
 	pods, current := s.state.podServices(v.rules)
 	if !current {
-		return nil // the next round, which is due, applies the modules first
+		return nil // the next round is due, and applies the modules first
 	}
 	c.admitted, c.sandboxes = make(map[string]bool, len(pods.aliases.uids)), map[string]string{}
 	c.change.apply = func(all []v1.Service) error { return s.change(ctx, all, c.starts) }
@@ -323,7 +323,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		if ok && p.held == nil {
 			p.held = s.holdOfRejected(v, p)
 		}
-		switch stray := pods.adoption.found(service); {
+		switch stray := pods.adoption.observe(service); {
 		case stray || !ok:
 			if v.complete && (stray || vanished(service)) {
 				gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
@@ -346,26 +346,26 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
-	pods.remember(s.await, c.admitted)
+	pods.updateWaiting(s.await, c.admitted)
 	s.state.forget(c.sandboxes, pods.adoption.done)
 	if err := c.change.flush(); err != nil {
 		return err
 	}
-	c.starts.rest()
+	c.starts.releaseOthers()
 	if err := s.remove(ctx, gone); err != nil {
 		return err
 	}
-	return s.adopt(ctx, v, adopt) // last: a pod that cannot be adopted delays nothing else
+	return s.adopt(ctx, v, adopt) // last: a failed adoption must not delay the rest
 }
 
 // admit gives a service the labels of its pod.
-func (s *syncer) admit(c *comparison, p podService, service v1.Service) error {
+func (s *syncer) admit(c *serviceSync, p podService, service v1.Service) error {
 	c.admitted[p.uid] = true
 	labels := names.Admit(service.Metadata.Labels, p.labels.set())
 	if !p.pending && p.sandbox != "" {
 		c.sandboxes[service.Metadata.Name] = p.sandbox
 	}
-	if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !p.pending {
+	if maps.Equal(labels, service.Metadata.Labels) || p.runtimeOnly && !p.pending {
 		c.starts.admitted(service)
 		return nil
 	}
@@ -377,42 +377,41 @@ func (s *syncer) admit(c *comparison, p podService, service v1.Service) error {
 	return c.change.add(service)
 }
 
-// named reports whether a pod has this one's name.
+// named reports whether the pod has this name.
 func (p podService) named(of names.Pod) bool { return of.Namespace == p.namespace && of.Name == p.name }
 
-// isOf reports whether the container runtime has called the service's pod by the name of this one.
+// isOf reports whether the service's labels, which come from the container runtime, name this pod.
 func (p podService) isOf(s v1.Service) bool {
 	of := s.Metadata.Labels
 	return of[names.LabelNamespace] == p.namespace && of[names.LabelPod] == p.name
 }
 
-// vanished reports whether the network namespace of a service is gone. A service without interfaces may be one that the
-// agent has not observed since its start, whose processes can send packets.
+// vanished reports whether the network namespace of a service no longer exists. A service without interfaces does not
+// suffice: the agent may not have observed it since its start, and its processes may send packets.
 func vanished(s v1.Service) bool {
 	return s.Status != nil && slices.ContainsFunc(s.Status.Conditions, func(c v1.Condition) bool {
 		return c.Type == "Ready" && c.Reason == "NotFound"
 	})
 }
 
-// holdOfRejected returns the hold of a pod that a module would select which the agent has rejected: the pod keeps
-// dropping everything. A selector that cannot be parsed may select any pod, and so may a Module that is not kept. A
-// running pod keeps the labels that it had. Modules do not hold it: their authors could keep it away from
-// ClusterModules.
+// holdOfRejected returns the hold of a pod that a rejected module would select: all packets of the pod stay dropped. A
+// selector that cannot be parsed may select any pod, and so may a Module beyond the limits. A running pod keeps its
+// labels. Namespaced Modules do not hold running pods: their authors could otherwise evade ClusterModules.
 func (s *syncer) holdOfRejected(v view, p podService) *hold {
 	if p.pending && v.more[p.namespace] {
 		return manyModules
 	}
-	if err := s.without(s.barred, v, p); err != nil {
+	if err := s.selectedByAny(s.absentClosed, v, p); err != nil {
 		return &hold{err, true}
 	}
 	return nil
 }
 
 // missing returns an error if a pod is admitted without a module that selects it.
-func (s *syncer) missing(v view, p podService) error { return s.without(s.absent, v, p) }
+func (s *syncer) missing(v view, p podService) error { return s.selectedByAny(s.absentOpen, v, p) }
 
-// without returns an error that names the first of some modules that selects a pod; nil if none does.
-func (s *syncer) without(modules []api.Module, v view, p podService) error {
+// selectedByAny returns an error that names the first module that selects a pod, or nil if none does.
+func (s *syncer) selectedByAny(modules []api.Module, v view, p podService) error {
 	for _, m := range modules {
 		if (p.pending || m.Metadata.Namespace == "") && selects(m, v.namespaces, p.namespace, p.labels.set) {
 			return fmt.Errorf("module %s, which selects it, does not run on this node: see the KerbNode %s",
@@ -422,7 +421,8 @@ func (s *syncer) without(modules []api.Module, v view, p podService) error {
 	return nil
 }
 
-// selects reports whether a module selects a pod, or may do so: its selector is wrong, or the namespace not known.
+// selects reports whether a module selects a pod, or may do so because its selector is invalid or the namespace
+// unknown.
 func selects(m api.Module, namespaces map[string]labels, namespace string, set func() map[string]string) bool {
 	of := m.Spec.Attach.Pods
 	if m.Metadata.Namespace != "" {
@@ -439,7 +439,8 @@ func selects(m api.Module, namespaces map[string]labels, namespace string, set f
 		(of.Pods == nil || matches(*of.Pods, set()))
 }
 
-// change applies services together, and one by one if one of them has changed meanwhile.
+// change applies services in one request, and one by one if the agent rejects it: a service may have changed since it
+// was read.
 func (s *syncer) change(ctx context.Context, services []v1.Service, starts starts) error {
 	if len(services) == 0 {
 		return nil
@@ -466,7 +467,7 @@ func (s *syncer) change(ctx context.Context, services []v1.Service, starts start
 	return nil
 }
 
-// remove deletes services one by one: each may have been replaced meanwhile.
+// remove deletes services one by one: each may have been replaced since it was read.
 func (s *syncer) remove(ctx context.Context, gone []ref) error {
 	for _, of := range gone {
 		err := s.agent.delete(ctx, names.OwnerPods, of)

@@ -22,13 +22,13 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
 )
 
-// meta is an object of generation 1 as an API server returns it.
+// meta returns an object of generation 1 as an API server returns it.
 func meta(name, uid string, labels map[string]string) map[string]any {
 	return map[string]any{"metadata": map[string]any{"name": name, "uid": uid, "generation": 1, "labels": labels}}
 }
 
-// kubeServer returns the client of an API server that lists what is stored by path, and with a field selector by the
-// path and the query; = and a path is a single object. It counts requests.
+// kubeServer returns the client of an API server that lists what is stored by path, and with a field selector by path
+// and query; "=" and a path is a single object. It counts requests.
 func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *watch.Client {
 	t.Helper()
 	return watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -46,7 +46,7 @@ func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *wat
 	}))
 }
 
-// tenants is a state with pods of two namespaces, in resource versions 50 and 40.
+// tenants returns a state with pods of two namespaces, in resource versions 50 and 40.
 func tenants() *state {
 	s := newState("n1")
 	s.moduleHandler(ofModules).Replace(nil)
@@ -74,7 +74,7 @@ func podIn(t *testing.T, s *state, rules int, namespace, uid string) podService 
 	return p
 }
 
-// Who changes Modules of a namespace all the time holds new pods of that namespace, and of no other.
+// Frequent changes of the Modules of a namespace hold new pods of that namespace, and of no other.
 func TestModulesHoldTheirNamespace(t *testing.T) {
 	s := tenants()
 	modules := s.moduleHandler(ofModules)
@@ -107,8 +107,8 @@ func TestModulesHoldTheirNamespace(t *testing.T) {
 	}
 }
 
-// New pods are compared with the API server's store by namespace: what is missing in one holds no other's, and a pod is
-// not admitted because a newer one of another namespace was compared.
+// New pods are compared with the API server's store by namespace: a missing object of one namespace holds no pods of
+// another, and a pod is not admitted because a newer one of another namespace was compared.
 func TestConfirmedByNamespace(t *testing.T) {
 	var asked atomic.Int32
 	stored := map[string][]any{
@@ -138,7 +138,7 @@ func TestConfirmedByNamespace(t *testing.T) {
 	unconfirmed("it has come", false, false, theirs)
 }
 
-// A namespace has eight Modules on the node, whatever the names of those that come later are.
+// A namespace has eight Modules on the node, the oldest regardless of names.
 func TestModulesAreCounted(t *testing.T) {
 	a, s := heldPod(t)
 	s.state = tenants()
@@ -161,7 +161,7 @@ func TestModulesAreCounted(t *testing.T) {
 				t.Errorf("%s: %s does not run", what, name)
 			}
 		}
-		if len(a.modules) != api.MaxModules+1 { // and that of pending pods
+		if len(a.modules) != api.MaxModules+1 { // plus the one for pending pods
 			t.Errorf("%s: the agent has %d modules", what, len(a.modules))
 		}
 		if got := fmt.Sprint(s.namedReports()); !strings.Contains(got, report) || report == "" && got != "[]" {
@@ -170,15 +170,15 @@ func TestModulesAreCounted(t *testing.T) {
 	}
 	check("eight", "")
 	late := names.Module("shop", "a")
-	a.modules[late] = v1.Module{Metadata: v1.ObjectMeta{Name: late, Owner: names.Owner}} // by an earlier kerb-kube-node
+	a.modules[late] = v1.Module{Metadata: v1.ObjectMeta{Name: late, Owner: names.Owner}} // of an earlier kerb-kube-node
 	modules.Set(created("a", 2))
 	check("nine", "shop/a 1 TooMany")
 	modules.Delete(created("a", 2))
 	check("eight again", "")
 }
 
-// Who changes Modules of a namespace all the time does not wear out the flash of all nodes: the snapshot follows now
-// and then, and not before each of them.
+// Frequent changes of the Modules of a namespace do not wear out the flash memory of nodes: the snapshot follows
+// periodically, not before each change.
 func TestSnapshotsOfModules(t *testing.T) {
 	a, s := heldPod(t)
 	s.state = tenants()
@@ -206,8 +206,8 @@ func TestSnapshotsOfModules(t *testing.T) {
 	}
 }
 
-// Of a Module of a namespace that is too large only the metadata is kept, and the node reports it. What it runs of the
-// Module stays. A ClusterModule may be large.
+// Of a namespaced Module that is too large only the metadata is kept, and the node reports it. The running version
+// stays. A ClusterModule may be large.
 func TestLargeModules(t *testing.T) {
 	a, s := heldPod(t)
 	s.state = tenants()

@@ -76,7 +76,7 @@ func (s *sink) from(p *pod) int {
 	return s.counts[p.host.Addr4()]
 }
 
-// floods is the first process of a pod: it sends as long as the test runs.
+// floods starts the first process of a pod, which sends as long as the test runs.
 func (p *pod) floods(s *sink) {
 	p.bed.T.Helper()
 	err := p.host.Do(func() error {
@@ -99,9 +99,9 @@ func (p *pod) floods(s *sink) {
 	}
 }
 
-// kerb-cni and kerb-kube-node together: from the end of ADD on a pod sends, and not one packet passes that its modules
-// deny, whatever of the two knows the pod first, also with a new sandbox and after a restart of kerb-kube-node. A pod
-// that no module denies sends as soon as its labels are known.
+// kerb-cni and kerb-kube-node together: a pod sends from the end of ADD on, and not one packet passes that its modules
+// deny, regardless of which of the two learns of the pod first, also with a new sandbox and after a restart of
+// kerb-kube-node. A pod that no module denies can send as soon as its labels are known.
 func TestPluginAndSync(t *testing.T) {
 	b := newBed(t)
 	s := b.sink("sink")

@@ -34,12 +34,12 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 	}
 	if m.Omitted > 0 {
 		return out, api.NoRoom, fmt.Errorf("the node has no room for the Module (%s): delete Modules, shorten spec.config, "+
-			"or use a ClusterModule", roomOfModules)
+			"or use a ClusterModule", moduleLimitsText)
 	}
 	var err error
 	switch {
 	case m.Metadata.Namespace != "":
-		err = confine(&out, m)
+		err = restrictToNamespace(&out, m)
 	case m.Metadata.Name == names.Pending || reserved.MatchString(m.Metadata.Name):
 		err = fmt.Errorf("metadata.name: %s is Kerb's own: choose another name", m.Metadata.Name)
 	}
@@ -55,12 +55,12 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 
 var reserved = regexp.MustCompile(names.ReservedModules)
 
-// nearPods is added to the priority of namespaced Modules, so that they are nearest to the pod: ClusterModules see all
-// packets to the pod before them, and the pod's packets after them.
+// nearPods is added to the priority of namespaced Modules, so that they are nearest to the pod: ClusterModules process
+// packets to the pod before them, and packets from the pod after them.
 const nearPods = -1_000_000
 
-// confine limits a module to what those may do who may change a namespace.
-func confine(out *v1.Module, m api.Module) error {
+// restrictToNamespace limits a module to what an author with write access to a namespace may do.
+func restrictToNamespace(out *v1.Module, m api.Module) error {
 	switch of := m.Spec; {
 	case of.Rollout != nil:
 		return errors.New("spec.rollout: a Module is on all nodes: remove it, or use a ClusterModule")
@@ -77,7 +77,7 @@ func confine(out *v1.Module, m api.Module) error {
 	case of.Budget.Memory != "":
 		return errors.New("spec.budget.memory: the memory is the node's: remove it, and the package's limit applies")
 	}
-	if field := setIn("spec.config", m.Spec.Config); field != "" && m.Spec.Package.Name == "firewall" {
+	if field := findRestrictedField("spec.config", m.Spec.Config); field != "" && m.Spec.Package.Name == "firewall" {
 		return fmt.Errorf("%s: a Module cannot refer to sets or services, whose tables all modules of the node share: write "+
 			"addresses, prefixes or ports, or use a ClusterModule", field)
 	}
@@ -87,26 +87,26 @@ func confine(out *v1.Module, m api.Module) error {
 	return nil
 }
 
-// setIn returns the path of the first object with a field set or services in a config, which may be decoded JSON or
-// text, or "". It ignores the case of field names, like encoding/json.
-func setIn(path string, config any) string {
+// findRestrictedField returns the path of the first object with a field set or services in a config, or "". The config
+// may be decoded JSON or text. Like encoding/json, it ignores the case of field names.
+func findRestrictedField(path string, config any) string {
 	switch c := config.(type) {
 	case json.RawMessage:
 		var decoded any
-		_ = json.Unmarshal(c, &decoded) // it was decoded before
-		return setIn(path, decoded)
+		_ = json.Unmarshal(c, &decoded) // cannot fail: it was decoded before
+		return findRestrictedField(path, decoded)
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(c)) {
 			if strings.EqualFold(key, "set") || strings.EqualFold(key, "services") {
 				return path
 			}
-			if field := setIn(path+"."+key, c[key]); field != "" {
+			if field := findRestrictedField(path+"."+key, c[key]); field != "" {
 				return field
 			}
 		}
 	case []any:
 		for i, v := range c {
-			if field := setIn(fmt.Sprintf("%s[%d]", path, i), v); field != "" {
+			if field := findRestrictedField(fmt.Sprintf("%s[%d]", path, i), v); field != "" {
 				return field
 			}
 		}
@@ -123,7 +123,7 @@ func inNamespace(namespace string, modules []string) (out []string) {
 
 func packageOf(p api.Package) (string, error) {
 	switch {
-	case p.Image == "" && strings.ContainsRune(p.Name, '/'): // a directory of the node, to the agent
+	case p.Image == "" && strings.ContainsRune(p.Name, '/'): // the agent would read it as a directory of the node
 		return "", fmt.Errorf("spec.package.name: %q is no name of a built-in package", p.Name)
 	case p.Image == "":
 		return p.Name, nil
@@ -133,8 +133,8 @@ func packageOf(p api.Package) (string, error) {
 	return p.Image, nil
 }
 
-// selector is a label selector of the agent. Pending services have no labels of pods yet, by which a condition such as
-// "not app=web" could be decided.
+// selector returns the label selector for the agent. It excludes pending services, which do not have the labels of
+// their pods yet: a condition such as "not app=web" cannot be evaluated on them.
 func selector(m api.Module, namespaces map[string]labels) (string, error) {
 	conditions, s := []string{"!" + names.LabelPending}, m.Spec.Attach.Pods
 	if m.Metadata.Namespace != "" {
@@ -148,7 +148,7 @@ func selector(m api.Module, namespaces map[string]labels) (string, error) {
 				matched = append(matched, name)
 			}
 		}
-		if matched == nil { // none so far: the module is applied and ready, but selects nothing
+		if matched == nil { // no match so far: the module is applied and ready, but selects no pod
 			conditions = append(conditions, names.LabelNamespace, "!"+names.LabelNamespace)
 		} else {
 			conditions = append(conditions, names.LabelNamespace+" in ("+strings.Join(matched, ",")+")")
@@ -161,17 +161,17 @@ func selector(m api.Module, namespaces map[string]labels) (string, error) {
 		conditions = append(conditions, key+"="+s.Pods.MatchLabels[key])
 	}
 	for _, r := range s.Pods.Expressions {
-		text, err := condition(r)
+		text, err := requirementText(r)
 		if err != nil {
 			return "", fmt.Errorf("spec.attach.pods.podSelector.matchExpressions: %w", err)
 		}
 		conditions = append(conditions, text)
 	}
-	return checked(strings.Join(conditions, ","), *s.Pods)
+	return validateLabel(strings.Join(conditions, ","), *s.Pods)
 }
 
-// checked rejects text that is not a key or a value, since it could add conditions to the selector.
-func checked(text string, s api.LabelSelector) (string, error) {
+// validateLabel rejects text that is not a label key or value, since it could add conditions to the selector.
+func validateLabel(text string, s api.LabelSelector) (string, error) {
 	words := slices.Collect(maps.Keys(s.MatchLabels))
 	for _, key := range words {
 		words = append(words, s.MatchLabels[key])
@@ -193,9 +193,9 @@ func checked(text string, s api.LabelSelector) (string, error) {
 	return text, nil
 }
 
-// condition returns a requirement of a label selector in the text form of Kubernetes, as the agent's selectors have it.
-// It checks that only In and NotIn have values.
-func condition(r api.Requirement) (string, error) {
+// requirementText returns a requirement of a label selector in the text form of Kubernetes, which the agent parses. It
+// rejects values with operators other than In and NotIn.
+func requirementText(r api.Requirement) (string, error) {
 	if (r.Operator == "In" || r.Operator == "NotIn") != (len(r.Values) > 0) {
 		return "", fmt.Errorf("%s %s: In and NotIn need at least one value; Exists and DoesNotExist take none", r.Key,
 			r.Operator)

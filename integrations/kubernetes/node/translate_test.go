@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// random makes selectors and labels of few words, so that they often meet.
+// random generates selectors and labels from few words, so that they often match.
 type random struct{ *rand.Rand }
 
 func (r random) word(words string) string { return string(words[r.IntN(len(words))]) }
@@ -50,7 +50,7 @@ func (r random) selector() *api.LabelSelector {
 	return s
 }
 
-// kubernetes is the selector as Kubernetes' own code understands it. An absent one selects everything here.
+// kubernetes returns the selector in Kubernetes' own code. A nil selector selects everything here.
 func kubernetes(t *testing.T, s *api.LabelSelector) kubelabels.Selector {
 	t.Helper()
 	out := kubelabels.Everything()
@@ -119,7 +119,7 @@ func TestSelectorAgainstKubernetes(t *testing.T) {
 	}
 }
 
-// What no API server with our definitions accepts is refused with the field.
+// Specs that an API server with our definitions rejects are rejected with the field.
 func TestTranslateRefuses(t *testing.T) {
 	name := api.Package{Name: "counter"}
 	pods := func(s api.LabelSelector) api.Attach { return api.Attach{Pods: api.PodSelector{Pods: &s}} }
@@ -168,7 +168,7 @@ func TestPodWaitsForNamespace(t *testing.T) {
 	}
 }
 
-// A state comes back from disk, and is not complete: it deletes nothing.
+// A state restored from disk is not complete: it deletes nothing.
 func TestSnapshot(t *testing.T) {
 	s, dir := newState("n1"), t.TempDir()
 	if err := s.save(dir); err != nil {
@@ -200,7 +200,7 @@ func TestSnapshot(t *testing.T) {
 	}
 }
 
-// Reports do not grow with what is wrong.
+// Reports do not grow with the number of failures.
 func TestStatusIsBounded(t *testing.T) {
 	s := &syncer{state: newState("n1")}
 	for i := range 100 {
@@ -224,8 +224,8 @@ func TestStatusIsBounded(t *testing.T) {
 	}
 }
 
-// What an API server without our definitions would accept of a Module of a namespace is refused with the field.
-func TestModulesAreConfined(t *testing.T) {
+// Specs of namespaced Modules that an API server without our definitions would accept are rejected with the field.
+func TestModulesAreRestricted(t *testing.T) {
 	name := api.Package{Name: "counter"}
 	digest, others := "example.org/a/b@sha256:0", api.PodSelector{Namespaces: &api.LabelSelector{}}
 	ordered := func(o v1.Order) v1.CommonModuleSpec { return v1.CommonModuleSpec{Order: o} }
@@ -278,7 +278,7 @@ func TestModulesAreConfined(t *testing.T) {
 		}
 	}
 	other := podService{pod: pod{namespace: "other"}, pending: true}
-	if (&syncer{barred: []api.Module{m}}).holdOfRejected(view{}, other) != nil {
+	if (&syncer{absentClosed: []api.Module{m}}).holdOfRejected(view{}, other) != nil {
 		t.Error("a refused Module holds pods of another namespace")
 	}
 }

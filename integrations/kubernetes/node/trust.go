@@ -15,17 +15,17 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// maxSigners is how many fingerprints a message names.
+// maxSigners is the maximum number of fingerprints in a message.
 const maxSigners = 3
 
-// trust has the packages that the cluster permits, in addition to the check with the node's keys.
+// trust has the packages that the cluster permits, in addition to the verification with the node's keys.
 type trust struct {
-	Known bool               `json:"known"` // a complete list has come, in this run or an earlier one
+	Known bool               `json:"known"` // a list was complete, in this run or an earlier one
 	All   []api.PackageTrust `json:"all,omitempty"`
 }
 
-// trustHandler is not among the lists that must be complete before the node acts: without the CRD of PackageTrust, only
-// packages of registries wait.
+// trustHandler returns the handler of the watch of PackageTrusts. It is not among the lists that must be complete
+// before the node acts: without the CRD of PackageTrust, only packages of registries wait.
 func (s *state) trustHandler() watch.Handler[api.PackageTrust] {
 	change := func(f func(all []api.PackageTrust) trust) {
 		s.update(ofClusterModules, func() bool {
@@ -65,7 +65,7 @@ func (s *state) trustHandler() watch.Handler[api.PackageTrust] {
 	}
 }
 
-// from returns the reason and the error of a package whose repository is not permitted: it is not pulled.
+// from returns the reason and the error of a package whose repository is not permitted, so that it is not pulled.
 func (t trust) from(image string) (string, error) {
 	switch permits := func(p api.PackageTrust) bool { return p.Permits(image) }; {
 	case !t.Known:
@@ -79,8 +79,8 @@ func (t trust) from(image string) (string, error) {
 	return "", nil
 }
 
-// signed returns the reason and the error of a package of a permitted repository that none of the accepted keys has
-// signed.
+// signed returns the reason and the error of a package of a permitted repository without a signature of an accepted
+// key.
 func (t trust) signed(p v1.Package) (string, error) {
 	image, signers := cmp.Or(p.Pinned, p.Source), p.SignedBy
 	accepts := func(t api.PackageTrust) bool { return t.Permits(image) && !p.Waived && t.Accepts(signers) }

@@ -16,8 +16,8 @@ func permits(name, repository string, keys ...string) api.PackageTrust {
 		Spec: api.PackageTrustSpec{Repositories: []string{repository}, Keys: keys}}
 }
 
-// A package is pulled and applied only if a PackageTrust permits its repository and accepts its keys; without one, the
-// node alone decides. As long as they are not known, no package of a registry is applied.
+// A package is pulled and applied only if a PackageTrust permits its repository and accepts its keys. Without any, only
+// the node's keys decide. Until PackageTrusts are known, no package of a registry is applied.
 func TestTrust(t *testing.T) {
 	a, s := withStore(t)
 	const image = "r.example/acme/p@1"
@@ -27,7 +27,7 @@ func TestTrust(t *testing.T) {
 	expect := func(what, reason, says string) {
 		t.Helper()
 		drain(t, s)
-		got, err := s.provided(s.state.view(), image)
+		got, err := s.packageAvailable(s.state.view(), image)
 		if got != reason || err != nil && !strings.Contains(err.Error(), says) || (err == nil) != (reason == "") {
 			t.Errorf("%s: %q %v, want %q with %q", what, got, err, reason, says)
 		}

@@ -24,8 +24,8 @@ const proxy = "proxy"
 
 // Intervals of rare work.
 const (
-	relistEvery = 10 * time.Minute // Services that had no room, at most
-	maxZoneGap  = time.Hour        // reading of the Node
+	relistEvery = 10 * time.Minute // of Services beyond the limits
+	maxZoneGap  = time.Hour        // longest interval of reading the Node's zone
 )
 
 // virtual synchronises the agent's virtual services with the cluster's Services. It watches Services only while a
@@ -35,24 +35,24 @@ type virtual struct {
 	agent  agent
 	node   string
 	log    *slog.Logger
-	state  *serviceState
+	state  *serviceCache
 
-	stop    func()    // of the followers, nil if they do not run
-	cleared bool      // the agent has no virtual services of an earlier need
-	started time.Time // the followers
+	stop    func()    // ends the watches; nil if they do not run
+	cleared bool      // virtual services of an earlier run were deleted from the agent
+	started time.Time // start of the watches
 	zone    string    // of the Node
-	zoneDue time.Time // when it is read again as long as it is empty, and how long after the last time
+	zoneDue time.Time // next read while zone is empty, and the interval since the last read
 	zoneGap time.Duration
-	full    time.Time             // when all were applied last
-	applied map[services.Key]bool // that the agent has
+	full    time.Time             // time of the last complete apply
+	applied map[services.Key]bool // virtual services in the agent
 	refused map[services.Key]string
 }
 
 func newVirtual(c *watch.Client, a agent, node string, log *slog.Logger) *virtual {
-	return &virtual{client: c, agent: a, node: node, log: log, state: newServiceState()}
+	return &virtual{client: c, agent: a, node: node, log: log, state: newServiceCache()}
 }
 
-// need starts or stops the followers. Without need the agent's virtual services are deleted: kube-proxy serves.
+// need starts or stops the watches. When they stop, the agent's virtual services are deleted, and kube-proxy serves.
 func (v *virtual) need(ctx context.Context, view view) {
 	wanted := slices.ContainsFunc(view.modules, func(m api.Module) bool {
 		return m.Metadata.Namespace == "" && m.Spec.Package.Name == proxy
@@ -60,7 +60,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 	switch {
 	case wanted && v.stop == nil:
 		v.start(ctx)
-	case wanted && time.Since(v.started) >= relistEvery && v.state.hasRoomAgain():
+	case wanted && time.Since(v.started) >= relistEvery && v.state.needsRelist():
 		v.stop()
 		v.state.clear() // the agent keeps its virtual services until both lists are complete
 		v.start(ctx)
@@ -77,7 +77,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 	}
 }
 
-// start follows Services and EndpointSlices of the cluster. stop, which it sets, returns after all goroutines have
+// start watches Services and EndpointSlices of the cluster. It sets stop, which returns after all goroutines have
 // ended.
 func (v *virtual) start(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -95,8 +95,8 @@ func (v *virtual) start(ctx context.Context) {
 	v.stop = func() { cancel(); running.Wait() }
 }
 
-// readZone reads the zone of the Node as long as none is known: the API server may be away, and the label may come
-// later. A Node is large and may never have one: the gaps grow to an hour.
+// readZone reads the zone of the Node until it is known: the API server may be unreachable, and the label may be added
+// later. A Node is large and may never have a zone, so the interval grows to an hour.
 func (v *virtual) readZone(ctx context.Context) {
 	if v.zone != "" || time.Now().Before(v.zoneDue) {
 		return
@@ -130,12 +130,12 @@ func (v *virtual) run(ctx context.Context) {
 	}
 }
 
-// place is where the clients are.
-func (v *virtual) place() services.Node { return services.Node{Name: v.node, Zone: v.zone} }
+// location returns the node and zone of the clients.
+func (v *virtual) location() services.Node { return services.Node{Name: v.node, Zone: v.zone} }
 
-// array is the virtual services of Services.
+// array returns a reader of the virtual services of Services.
 func (v *virtual) array(of []services.Key) *array {
-	node := v.place()
+	node := v.location()
 	return &array{keys: of, text: func(key services.Key) []byte { return v.state.text(key, node) }}
 }
 
@@ -145,17 +145,17 @@ func (v *virtual) sync(ctx context.Context) error {
 	if full {
 		v.readZone(ctx)
 	}
-	desired, gone, ok := v.state.take(v.place(), full)
+	desired, gone, ok := v.state.takeChanges(v.location(), full)
 	if !ok {
-		return nil // without all Services and all EndpointSlices, some would lack endpoints
+		return nil // before both lists are complete, Services would lack endpoints
 	}
-	if err := v.remove(ctx, gone); err != nil { // first: another Service may have an address of one of them
+	if err := v.remove(ctx, gone); err != nil { // first, since another Service may have one of their addresses
 		return err
 	}
 	if full {
 		v.applied, v.refused = map[services.Key]bool{}, map[services.Key]string{}
 	}
-	slices.SortFunc(desired, func(a, b services.Key) int { // not by chance
+	slices.SortFunc(desired, func(a, b services.Key) int { // for a deterministic order
 		return strings.Compare(a.String(), b.String())
 	})
 	for _, key := range desired {
@@ -174,14 +174,14 @@ func (v *virtual) sync(ctx context.Context) error {
 	for _, key := range desired {
 		v.applied[key] = v.refused[key] == ""
 	}
-	v.state.note(v.refused)
+	v.state.setRefused(v.refused)
 	if full {
 		v.full = time.Now()
 	}
 	return nil
 }
 
-// applyEach applies virtual services one by one. A refused one must not stay as it was: kube-proxy serves it.
+// applyEach applies virtual services one by one. A rejected one is deleted from the agent, and kube-proxy serves it.
 func (v *virtual) applyEach(ctx context.Context, all []services.Key, prune bool) error {
 	var good []services.Key
 	for _, key := range all {
@@ -215,7 +215,7 @@ func (v *virtual) remove(ctx context.Context, gone []services.Key) error {
 		err := v.agent.delete(ctx, names.OwnerServices, ref{Kind: v1.KindVirtualService,
 			Name: names.VirtualService(key.Namespace, key.Name)})
 		if _, refused := refusal(err); err != nil && !refused {
-			return err // a refused deletion is repeated by the next complete apply
+			return err // a rejected deletion is repeated by the next complete apply
 		}
 		delete(v.applied, key)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
-// fleet is a controller, and nodes n2 to n9 that say what the test has them say, next to n1, which is real.
+// fleet is a controller, and simulated nodes n2 to n9 whose reports the test writes, next to the real node n1.
 type fleet struct {
 	*bed
 	name string
@@ -32,7 +32,7 @@ func newFleet(t *testing.T, name string) *fleet {
 	return f
 }
 
-// kernelOf is the kernel that a node of the fleet reports. There are three kinds, with that of the real node.
+// kernelOf returns the kernel that a node of the fleet reports. There are three kinds, including that of the real node.
 func kernelOf(node string) string {
 	if node < "n6" {
 		return "kernel: 4.18.0-553, architecture: riscv64"
@@ -40,7 +40,7 @@ func kernelOf(node string) string {
 	return "kernel: 4.18.0-477, architecture: arm64"
 }
 
-// checks has the other nodes say that they could run the new version.
+// checks makes the other nodes report that they could run the new version.
 func (f *fleet) checks() {
 	f.T.Helper()
 	m := f.get()
@@ -65,7 +65,7 @@ func (f *fleet) get() (m api.ClusterModule) {
 	return m
 }
 
-// runs has the other nodes that have the new version say that they run it, and returns them.
+// runs makes the other nodes with the new version report that they run it, and returns them.
 func (f *fleet) runs() (all []string) {
 	f.T.Helper()
 	m := f.get()
@@ -79,7 +79,7 @@ func (f *fleet) runs() (all []string) {
 	return all
 }
 
-// config returns what of a module's config this node runs.
+// config returns the field of a module's config that this node runs.
 func (f *fleet) config() string {
 	var m v1.Module
 	if f.Get("/v1/modules/"+f.name, &m) != nil {
@@ -113,9 +113,9 @@ func firewallRollout(policy, rollout string) string {
 		"}}}"
 }
 
-// kerb-kube-controller begins with canaries of each kernel when all nodes have checked the version, then raises the
-// percentage by one write for each wave, and halts when a node goes back: no other node begins. resume continues,
-// another version begins again, and undo ends it.
+// kerb-kube-controller starts with canaries of each kernel when all nodes have checked the version. Then it raises the
+// percentage with one write for each wave, and halts when a node rolls back: no further node starts. resume continues,
+// another version starts over, and undo ends the rollout.
 func TestWaves(t *testing.T) {
 	f := newFleet(t, "guard")
 	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")
@@ -152,7 +152,7 @@ func TestWaves(t *testing.T) {
 		t.Errorf("nodes %v have the version, before the halt %v", has, wave)
 	}
 	f.says(wave[0], kernelOf(wave[0]))
-	time.Sleep(3 * time.Second) // the controller has compared at least once
+	time.Sleep(3 * time.Second) // at least one round of the controller
 	if p := f.get().Status.Rollout; p.Percent != 50 || p.Halted == nil {
 		t.Fatalf("the rollout continues by itself: %+v", p)
 	}
@@ -185,7 +185,7 @@ func TestWaves(t *testing.T) {
 	})
 }
 
-// A version that one node cannot run switches no node: the node says so before the canaries begin.
+// A version that one node cannot run is started on no node: the node reports it before the canaries start.
 func TestPreflight(t *testing.T) {
 	f := newFleet(t, "guard")
 	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")
@@ -208,8 +208,8 @@ func TestPreflight(t *testing.T) {
 	}
 }
 
-// A version that takes more memory than its budget, or that the node's kernel takes longer for than maxCost allows,
-// switches no node. With a higher limit the node checks it again.
+// A version that exceeds its memory budget, or the limit maxCost on this node's kernel, is started on no node. With a
+// higher limit the node checks it again.
 func TestPreflightOfLimits(t *testing.T) {
 	f := newFleet(t, "watch")
 	spec := func(limit, rollout string) string {
@@ -232,7 +232,7 @@ func TestPreflightOfLimits(t *testing.T) {
 		if p := f.get().Status.Rollout; p.Begun() || p.Halted == nil || len(f.runs()) > 0 || runs != "counter" {
 			t.Errorf("%s: %+v, and this node runs %s", c.want, p, runs)
 		}
-		// Undo: the next case begins again.
+		// Undo: the next case starts over.
 		f.module(f.name, "{package: {name: counter}, attach: {pods: {}}}")
 		f.Eventually("the rollout is undone", func() bool { return f.get().Status.Rollout.Version == "" })
 	}

@@ -19,9 +19,9 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
 )
 
-// taken is take with virtual services that are decoded.
-func (s *serviceState) taken(node services.Node, full bool) (map[services.Key]v1.VirtualService, []services.Key, bool) {
-	all, gone, ok := s.take(node, full)
+// taken returns the result of takeChanges with decoded virtual services.
+func (s *serviceCache) taken(node services.Node, full bool) (map[services.Key]v1.VirtualService, []services.Key, bool) {
+	all, gone, ok := s.takeChanges(node, full)
 	out := map[services.Key]v1.VirtualService{}
 	for _, key := range all {
 		var v v1.VirtualService
@@ -48,9 +48,9 @@ func sliceOf(service, name string, endpoints int) services.Slice {
 	return s
 }
 
-// Slices and their Service come in any order, and nothing is served before both lists are complete.
+// Slices and their Service arrive in any order, and nothing is served before both lists are complete.
 func TestOrderOfServices(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	slice.Replace([]services.Slice{sliceOf("web", "web-1", 2)})
 	if _, _, ok := s.taken(services.Node{}, true); ok || s.condition() != nil {
@@ -64,7 +64,7 @@ func TestOrderOfServices(t *testing.T) {
 	for _, step := range []struct {
 		what   string
 		change func()
-		want   int // instances; -1: the virtual service is gone
+		want   int // number of instances; -1: the virtual service was deleted
 	}{
 		{"the Service comes", func() { service.Set(wantedService("web")) }, 2},
 		{"a second slice", func() { slice.Set(sliceOf("web", "web-2", 1)) }, 2}, // the same address as the first of web-1
@@ -82,14 +82,14 @@ func TestOrderOfServices(t *testing.T) {
 			t.Errorf("%s: %+v, gone %v", step.what, desired, gone)
 		}
 	}
-	if len(s.all) != 0 || s.total != (usage{}) || len(s.usage)+len(s.addresses) != 0 {
+	if len(s.all) != 0 || s.total != (usage{}) || len(s.byNamespace)+len(s.addresses) != 0 {
 		t.Errorf("%d entries, %+v and addresses %v are left", len(s.all), s.total, s.addresses)
 	}
 }
 
-// The node names ports that are refused, as no endpoint has a target, until one has.
+// The node reports ports without a target at any endpoint, until one has it.
 func TestPortsWithoutTargetAreNamed(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	web := wantedService("web")
 	for i := range 5 {
@@ -113,9 +113,10 @@ func TestPortsWithoutTargetAreNamed(t *testing.T) {
 	}
 }
 
-// What is kept of Services is bounded. One that would be served in part stays with kube-proxy, and the node says so.
+// The stored Services are limited. One that would be served only in part stays with kube-proxy, and the node reports
+// it.
 func TestServicesAreBounded(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	var all []services.Service
 	var slices []services.Slice
@@ -152,9 +153,9 @@ func TestServicesAreBounded(t *testing.T) {
 	}
 }
 
-// A namespace takes at most half of the room for Services. When room comes back, what was left out is listed again.
-func TestRoomOfNamespaces(t *testing.T) {
-	s := newServiceState()
+// A namespace uses at most half of the limits of Services. When others are deleted, omitted objects are listed again.
+func TestServiceLimitsOfNamespaces(t *testing.T) {
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	var all []services.Service
 	for i := range maxServices {
@@ -168,8 +169,8 @@ func TestRoomOfNamespaces(t *testing.T) {
 	if len(desired) != maxServices/2+1 {
 		t.Errorf("%d virtual services", len(desired))
 	}
-	if s.hasRoomAgain() {
-		t.Error("it is to be listed again without room")
+	if s.needsRelist() {
+		t.Error("it is to be listed again beyond the limits")
 	}
 	served := all[0]
 	for _, o := range all {
@@ -178,11 +179,11 @@ func TestRoomOfNamespaces(t *testing.T) {
 		}
 	}
 	service.Delete(served)
-	if !s.hasRoomAgain() {
-		t.Error("a Service has room, and is not listed again")
+	if !s.needsRelist() {
+		t.Error("a Service would fit, and is not listed again")
 	}
 	slice.Set(sliceOf("s0001", "a", maxEndpoints/2+1))
-	if s.taken(services.Node{}, false); s.kept[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
+	if s.taken(services.Node{}, false); s.notServed[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
 		t.Error("a Service is served without its endpoints")
 	}
 	slice.Set(sliceOf("s0001", "a", 1))
@@ -195,14 +196,14 @@ func TestRoomOfNamespaces(t *testing.T) {
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.taken(services.Node{}, false)
 	if len(s.all) != 1 || s.total != (usage{useServices: 1, useListed: 1, useSlots: 1, usePorts: 1}) ||
-		len(s.usage) != 1 || len(s.kept) != 0 || s.hasRoomAgain() {
-		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
+		len(s.byNamespace) != 1 || len(s.notServed) != 0 || s.needsRelist() {
+		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.byNamespace, s.notServed)
 	}
 }
 
 var affinity = map[bool]string{true: "ClientIP", false: "None"}
 
-// unequal returns Services of a namespace, and their slices: one slice of one endpoint, whose target ports begin with
+// unequal returns Services of a namespace, and their slices: one slice of one endpoint, whose target ports start at
 // 1000, and one of more endpoints, which lacks some ports and has other target ports.
 func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []services.Service, of []services.Slice) {
 	for i := range n {
@@ -219,7 +220,7 @@ func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []s
 			}
 		}
 		s.Metadata.Namespace, one.Metadata.Namespace, others.Metadata.Namespace = namespace, namespace, namespace
-		if first != 1000 { // the usual target port is the one of most endpoints
+		if first != 1000 { // the usual target port is that of most endpoints
 			one, others = others, one
 		}
 		all, of = append(all, s), append(of, one, others)
@@ -227,9 +228,9 @@ func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []s
 	return all, of
 }
 
-// What Services take of the proxy's tables is bounded in a namespace, and in all. A Service of another tenant has room,
-// those that are served stay so, and what is left out is served when room comes back.
-func TestRoomForServices(t *testing.T) {
+// Use of the proxy's tables is limited for each namespace and in total. A Service of another tenant still fits, served
+// ones stay served, and omitted ones are served when others are deleted.
+func TestProxyTableLimits(t *testing.T) {
 	const ports = "ports, times addresses, and target ports that only some endpoints have are over 16000, or half of it " +
 		"in one namespace"
 	const slots = "slots of the proxy's table, of which an address with session affinity takes 256 or more, are over " +
@@ -255,7 +256,7 @@ func TestRoomForServices(t *testing.T) {
 		"affinity to many": {15, 599, 1, 0, 1000, 4, usage{useInstances: 600, useSlots: 16384, usePorts: 1}, slots},
 	} {
 		t.Run(what, func(t *testing.T) {
-			s := newServiceState()
+			s := newServiceCache()
 			slice, service := s.sliceHandler(), s.serviceHandler()
 			all, of := unequal("evil", c.services, c.endpoints, c.ports, c.lacking, c.first)
 			own, slices := unequal("a", 1, 2, c.ports, c.lacking, c.first)
@@ -266,26 +267,26 @@ func TestRoomForServices(t *testing.T) {
 			service.Replace(all)
 			slice.Replace(of)
 			first, _, _ := s.taken(services.Node{}, false)
-			if len(first) != c.serves || len(s.kept) != c.services-c.serves {
-				t.Fatalf("%d are served, %d kept, want %d", len(first), len(s.kept), c.serves)
+			if len(first) != c.serves || len(s.notServed) != c.services-c.serves {
+				t.Fatalf("%d are served, %d kept, want %d", len(first), len(s.notServed), c.serves)
 			}
 			for key, v := range first {
-				if got := usageOf(&v); got != c.each {
+				if got := usageOfVirtual(&v); got != c.each {
 					t.Fatalf("%s takes %+v", key, got)
 				}
 			}
-			for key, reason := range s.kept {
+			for key, reason := range s.notServed {
 				if reason != c.reason {
 					t.Fatalf("%s: %s", key, reason)
 				}
 			}
-			// "a" is before "evil" in all orders.
+			// "a" sorts before "evil" in all orders.
 			service.Set(own[0])
 			for _, o := range slices {
 				slice.Set(o)
 			}
-			if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 || s.kept[own[0].Key()] != "" {
-				t.Errorf("of the other tenant are served: %d, %s", len(desired), s.kept[own[0].Key()])
+			if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 || s.notServed[own[0].Key()] != "" {
+				t.Errorf("of the other tenant are served: %d, %s", len(desired), s.notServed[own[0].Key()])
 			}
 			late := all[0]
 			late.Metadata.Name = "a"
@@ -315,20 +316,21 @@ func TestRoomForServices(t *testing.T) {
 			s.taken(services.Node{}, false)
 			third, _, _ := s.taken(services.Node{}, true)
 			if _, ok := third[late.Key()]; !ok || len(third) != len(second) {
-				t.Errorf("%d are served when there is room for one", len(third))
+				t.Errorf("%d are served when one more fits", len(third))
 			}
 			service.Replace(nil)
 			slice.Replace(nil)
-			if s.taken(services.Node{}, false); s.total != (usage{}) || len(s.usage) != 0 {
-				t.Errorf("without Services, %+v and %+v are in use", s.total, s.usage)
+			if s.taken(services.Node{}, false); s.total != (usage{}) || len(s.byNamespace) != 0 {
+				t.Errorf("without Services, %+v and %+v are in use", s.total, s.byNamespace)
 			}
 		})
 	}
 }
 
-// No namespaces together have more than all. After a restart they take turns, so that one with few Services has room.
-func TestRoomForServicesInAll(t *testing.T) {
-	s := newServiceState()
+// All namespaces together stay within the total limit. After a restart they are counted in round-robin order, so that a
+// namespace with few Services gets its share.
+func TestProxyTableTotals(t *testing.T) {
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	var all []services.Service
 	var of []services.Slice
@@ -349,8 +351,9 @@ func TestRoomForServicesInAll(t *testing.T) {
 	}
 }
 
-// What was created first has room first, in a list by chance. All namespaces take turns.
-func TestOrderOfRoom(t *testing.T) {
+// Objects are counted against the limits from the oldest, regardless of their order in the list, and round-robin across
+// namespaces.
+func TestRoundRobin(t *testing.T) {
 	var all []services.Service
 	for i, name := range []string{"evil/a 3", "evil/b 2", "evil/c 1", "shop/y 9", "shop/x 9", "z/z 4"} {
 		var o services.Service
@@ -359,21 +362,21 @@ func TestOrderOfRoom(t *testing.T) {
 		all = slices.Insert(all, rand.IntN(i+1), o)
 	}
 	var got []string
-	for _, o := range inTurn(all) {
+	for _, o := range roundRobin(all) {
 		got = append(got, o.Key().String())
 	}
 	if want := []string{"evil/c", "shop/x", "z/z", "evil/b", "shop/y", "evil/a"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got := inTurn([]services.Service{}); len(got) != 0 {
+	if got := roundRobin([]services.Service{}); len(got) != 0 {
 		t.Errorf("of none: %v", got)
 	}
 }
 
-// While Services and EndpointSlices are listed, no namespace takes more memory than its half of the limits. What is
-// left out stays with kube-proxy.
+// While Services and EndpointSlices are listed, no namespace takes more memory than its half of the limits. Omitted
+// ones stay with kube-proxy.
 func TestListsAreBounded(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	share, shareSlice := service.Share(), slice.Share()
 	var all []services.Service
@@ -388,7 +391,7 @@ func TestListsAreBounded(t *testing.T) {
 			o.Spec.Ports = append(o.Spec.Ports, services.ServicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
 			l.Ports = append(l.Ports, services.SlicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
 		}
-		for range 3 { // it changes meanwhile
+		for range 3 { // changed between two pages of the list
 			again, slice := o, l
 			share(&again)
 			shareSlice(&slice)
@@ -414,12 +417,12 @@ func TestListsAreBounded(t *testing.T) {
 	service.Replace(all)
 	slice.Replace(of)
 	desired, _, _ := s.taken(services.Node{}, true)
-	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || len(desired) != 1 || len(s.kept) != 1000 ||
-		!s.total.within(1) {
-		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.kept), s.total)
+	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || len(desired) != 1 ||
+		len(s.notServed) != 1000 || !s.total.withinFractionOf(1) {
+		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.notServed), s.total)
 	}
-	if s.hasRoomAgain() {
-		t.Error("they are to be listed again without room")
+	if s.needsRelist() {
+		t.Error("they are to be listed again beyond the limits")
 	}
 	small := wantedService("s999") // omitted before
 	small.Metadata.Namespace = "evil"
@@ -432,19 +435,19 @@ func TestListsAreBounded(t *testing.T) {
 		o.Metadata.Namespace = "evil"
 		service.Delete(o)
 	}
-	if !s.hasRoomAgain() {
-		t.Error("what was omitted has room, and is not listed again")
+	if !s.needsRelist() {
+		t.Error("omitted objects would fit, and are not listed again")
 	}
 	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
 		t.Errorf("%d are served: %v", len(desired), s.condition())
 	}
 }
 
-// Whatever one tenant does, all Services of another one are served that stays within its half, and the first one's as
-// long as they do not change.
+// Whatever one tenant does, all Services of another tenant within its half are served, and those of the first as long
+// as they do not change.
 func TestGreedyTenant(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	service.Replace(nil)
 	slice.Replace(nil)
@@ -482,10 +485,10 @@ func TestGreedyTenant(t *testing.T) {
 		}
 		for key := range before {
 			if !served[key] {
-				t.Fatalf("%s is not served any more: %s", key, s.kept[key])
+				t.Fatalf("%s is not served any more: %s", key, s.notServed[key])
 			}
 		}
-		for key, reason := range s.kept {
+		for key, reason := range s.notServed {
 			if full := strings.Contains(reason, "half of"); full && key.Namespace != "evil" {
 				t.Fatalf("%s: %s", key, reason)
 			} else if full {
@@ -493,12 +496,12 @@ func TestGreedyTenant(t *testing.T) {
 			}
 		}
 		sum := usage{}
-		for namespace, u := range s.usage {
-			if sum = sum.plus(u); !u.within(2) {
+		for namespace, u := range s.byNamespace {
+			if sum = sum.plus(u); !u.withinFractionOf(2) {
 				t.Fatalf("%s has %v", namespace, u)
 			}
 		}
-		if sum != s.total || !sum.within(1) {
+		if sum != s.total || !sum.withinFractionOf(1) {
 			t.Fatalf("all have %v, counted are %v", sum, s.total)
 		}
 	}
@@ -507,10 +510,10 @@ func TestGreedyTenant(t *testing.T) {
 	}
 }
 
-// A Service with an endpoint at a cluster address of another is left to kube-proxy, also if the other one comes later:
-// the agent accepts one of them only.
+// A Service with an endpoint at a cluster address of another is left to kube-proxy, also if the other one is created
+// later: the agent accepts only one of them.
 func TestEndpointsAtClusterAddresses(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	victim := wantedService("victim")
 	victim.Spec.ClusterIPs = []string{"fd00::7", "10.96.0.7"}
@@ -532,7 +535,7 @@ func TestEndpointsAtClusterAddresses(t *testing.T) {
 	}
 }
 
-// What has changed between take and text is not sent if take would leave it out now.
+// Changes between takeChanges and text are not sent if takeChanges would exclude them now.
 func TestChangesBeforeText(t *testing.T) {
 	others := usage{useInstances: maxInstances/2 - 2} // of the namespace
 	loop := sliceOf("web", "a", 0)
@@ -550,8 +553,8 @@ func TestChangesBeforeText(t *testing.T) {
 		"at a cluster address":         {sliceOf("web", "a", 1), loop, false, false},
 		"a cluster address that comes": {loop, loop, true, false},
 	} {
-		s := newServiceState()
-		s.add("shop", others)
+		s := newServiceCache()
+		s.addUsage("shop", others)
 		key := services.Key{Namespace: "shop", Name: "web"}
 		all := []services.Service{wantedService("web"), victim}
 		if c.later {
@@ -559,7 +562,7 @@ func TestChangesBeforeText(t *testing.T) {
 		}
 		s.sliceHandler().Replace([]services.Slice{c.first})
 		s.serviceHandler().Replace(all)
-		if desired, _, _ := s.take(services.Node{}, true); !slices.Contains(desired, key) {
+		if desired, _, _ := s.takeChanges(services.Node{}, true); !slices.Contains(desired, key) {
 			t.Fatalf("%s: take returns %v", name, desired)
 		}
 		s.sliceHandler().Set(c.then)
@@ -571,17 +574,17 @@ func TestChangesBeforeText(t *testing.T) {
 		for _, e := range s.all {
 			sum = sum.plus(e.reserved)
 		}
-		if sum[useInstances] != s.total[useInstances] || !s.usage["shop"].within(2) {
+		if sum[useInstances] != s.total[useInstances] || !s.byNamespace["shop"].withinFractionOf(2) {
 			t.Errorf("%s: %v is reserved, %v accounted", name, sum, s.total)
 		}
-		desired, gone, _ := s.take(services.Node{}, false)
+		desired, gone, _ := s.takeChanges(services.Node{}, false)
 		if slices.Contains(desired, key) != c.sent || slices.Contains(gone, key) == c.sent {
 			t.Errorf("%s: the next take returns %v, without %v", name, desired, gone)
 		}
 	}
 }
 
-// The zone of the node is read until it is known, and not with each comparison.
+// The zone of the node is read until it is known, and not in each round.
 func TestZoneIsReadAgain(t *testing.T) {
 	var asked atomic.Int32
 	stored := map[string][]any{"=/api/v1/nodes/n1": {meta("n1", "u", nil)}}
@@ -607,10 +610,10 @@ func TestZoneIsReadAgain(t *testing.T) {
 	}
 }
 
-// However many namespaces are greedy, a list takes no more than twice the limits. A namespace that comes after them is
-// served.
+// However many namespaces exceed their limits, a list takes at most twice the limits. A later namespace in the list is
+// still served.
 func TestListsOfManyNamespacesAreBounded(t *testing.T) {
-	s := newServiceState()
+	s := newServiceCache()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	share, shareSlice := service.Share(), slice.Share()
 	var all []services.Service
@@ -634,7 +637,7 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 			add(fmt.Sprintf("evil-%02d", i), n, 100, 255)
 		}
 	}
-	for n := range 40 { // less than what a full list leaves
+	for n := range 40 { // less than the slack of a full list
 		add("evil-29", 1000+n, 1, 1)
 	}
 	add("shop", 0, 5, 1)
@@ -644,16 +647,16 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 	service.Replace(all)
 	slice.Replace(of)
 	desired, _, _ := s.taken(services.Node{}, true)
-	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || !s.total.within(1) {
+	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || !s.total.withinFractionOf(1) {
 		t.Errorf("%d are served, %v", len(desired), s.total)
 	}
-	if s.hasRoomAgain() {
-		t.Errorf("they are to be listed again without room: %v", s.total)
+	if s.needsRelist() {
+		t.Errorf("they are to be listed again beyond the limits: %v", s.total)
 	}
 }
 
-// Services that are not wanted take no room of those that come after them in a list.
-func TestUnwantedServicesTakeNoRoom(t *testing.T) {
+// Services that the proxy does not serve take nothing from the limits of those after them in a list.
+func TestServicesOfOthersCountNothing(t *testing.T) {
 	off := &api.Annotations{Proxy: services.Off}
 	for what, change := range map[string]func(o *services.Service){
 		"headless":     func(o *services.Service) { o.Spec.ClusterIPs = []string{"None"} },
@@ -663,7 +666,7 @@ func TestUnwantedServicesTakeNoRoom(t *testing.T) {
 			o.Metadata.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"}
 		},
 	} {
-		s := newServiceState()
+		s := newServiceCache()
 		slice, service := s.sliceHandler(), s.serviceHandler()
 		share := service.Share()
 		var all []services.Service
@@ -681,8 +684,8 @@ func TestUnwantedServicesTakeNoRoom(t *testing.T) {
 		}
 		service.Replace(all)
 		slice.Replace(nil)
-		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.hasRoomAgain() {
-			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.hasRoomAgain())
+		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.needsRelist() {
+			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.needsRelist())
 		}
 	}
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
-// A node that has never been in sync is behind since the start of the program: KerbKubeNodeBehind fires for it, too.
+// Before the first successful synchronisation, a node reports the start of the program as its time, so that
+// KerbKubeNodeBehind fires for it, too.
 func TestSyncNeverSucceeded(t *testing.T) {
 	config := filepath.Join(t.TempDir(), "config")
 	const text = `{clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}], users: [{name: u, user: {}}],
@@ -26,7 +27,7 @@ func TestSyncNeverSucceeded(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out promtext.Set
-	new(figures).collect(&out, newState("n1"), api, &events.Recorder{})
+	new(roundStats).collect(&out, newState("n1"), api, &events.Recorder{})
 	got, err := out.Encode()
 	if err != nil {
 		t.Fatal(err)

@@ -16,16 +16,17 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// listModules has a state list Modules as a follower does. It returns what was in memory at most, as weigh counts it.
+// listModules passes a list of Modules to a state as a watch does. It returns the largest number of bytes in memory, by
+// estimateBytes.
 func listModules(s *state, all []api.Module) (most int) {
 	h, listed := s.moduleHandler(ofModules), map[string]api.Module{}
 	share, now := h.Share(), 0
 	for _, m := range all {
 		drop := share(&m)
 		listed[m.Metadata.UID] = m
-		now += weigh(&m)
+		now += estimateBytes(&m)
 		if gone, ok := listed[drop]; ok {
-			now -= weigh(&gone)
+			now -= estimateBytes(&gone)
 			delete(listed, drop)
 		}
 		most = max(most, now)
@@ -38,7 +39,7 @@ func listModules(s *state, all []api.Module) (most int) {
 	return most
 }
 
-// sized is a Module created at a time, with a config of a size.
+// sized returns a Module with a creation time and a config of a size.
 func sized(namespace string, n, created, size int) api.Module {
 	m := moduleOf(namespace, fmt.Sprintf("m%03d", n))
 	m.Metadata.UID, m.Metadata.Created = fmt.Sprint(namespace, n), fmt.Sprintf("%05d", created)
@@ -53,21 +54,21 @@ func message(c *api.Condition) string {
 	return c.Reason + " " + c.Message
 }
 
-// Of the Modules of a namespace the first are kept, whatever their names, and no namespace takes more than its part of
-// the memory, also while they are listed. What is left out is named, and holds new pods of that namespace alone.
-func TestRoomOfModules(t *testing.T) {
+// Of the Modules of a namespace the oldest are kept, regardless of their names, and no namespace exceeds its share of
+// the memory, also while they are listed. Omitted Modules are reported, and hold only new pods of their namespace.
+func TestModuleLimits(t *testing.T) {
 	s := tenants()
 	var all []api.Module
 	for i := range 330 {
 		all = append(all, sized("evil", i, 1000-i, 58<<10))
 	}
 	all = append(all, sized("shop", 0, 5000, 58<<10))
-	check := func(what string, of *namespaceRoom, kept int, more bool) {
+	check := func(what string, of *namespaceModules, kept int, more bool) {
 		t.Helper()
 		names := slices.Clone(of.names)
 		slices.Sort(names)
-		if len(names) != kept || of.bytes > maxOfNamespace || of.more != more {
-			t.Errorf("%s: %d Modules of %d bytes are kept, more: %t", what, len(names), of.bytes, of.more)
+		if len(names) != kept || of.bytes > maxNamespaceBytes || of.truncated != more {
+			t.Errorf("%s: %d Modules of %d bytes are kept, more: %t", what, len(names), of.bytes, of.truncated)
 		}
 		for i := 0; more && i < api.MaxModules; i++ {
 			if !slices.Contains(names, nodeName(all[329-i])) {
@@ -75,15 +76,15 @@ func TestRoomOfModules(t *testing.T) {
 			}
 		}
 	}
-	if most := listModules(s, all); most > 2*maxOfNamespace {
+	if most := listModules(s, all); most > 2*maxNamespaceBytes {
 		t.Errorf("%d bytes are in memory while they are listed", most)
 	}
-	check("listed", s.room.of["evil"], maxKept, true)
-	check("another namespace", s.room.of["shop"], 1, false)
+	check("listed", s.moduleUsage.namespaces["evil"], maxModulesKept, true)
+	check("another namespace", s.moduleUsage.namespaces["shop"], 1, false)
 	for i := range 330 {
 		s.moduleHandler(ofModules).Set(all[i])
 	}
-	check("changed", s.room.of["evil"], maxKept, true)
+	check("changed", s.moduleUsage.namespaces["evil"], maxModulesKept, true)
 	if text := message(s.modulesKept()); !strings.HasPrefix(text, "NoRoom 1 namespace ") ||
 		!strings.Contains(text, ": evil; delete some") {
 		t.Error(text)
@@ -98,46 +99,46 @@ func TestRoomOfModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := newState("n1")
-	if err := next.restore(dir); err != nil || len(next.modules) != maxKept+1 || !next.view().more["evil"] ||
-		next.room.total != s.room.total {
-		t.Errorf("%d Modules are restored, %+v: %v", len(next.modules), next.room, err)
+	if err := next.restore(dir); err != nil || len(next.modules) != maxModulesKept+1 || !next.view().more["evil"] ||
+		next.moduleUsage.total != s.moduleUsage.total {
+		t.Errorf("%d Modules are restored, %+v: %v", len(next.modules), next.moduleUsage, err)
 	}
-	if s.modulesStarved() {
+	if s.modulesNeedRelist() {
 		t.Error("they are to be listed again although none was deleted")
 	}
-	s.moduleHandler(ofModules).Delete(all[0]) // one that is not kept
-	if !s.modulesStarved() {
+	s.moduleHandler(ofModules).Delete(all[0]) // an omitted one
+	if !s.modulesNeedRelist() {
 		t.Error("they are not to be listed again")
 	}
 	all = append(all[320:330:330], all[330])
 	listModules(s, all)
-	check("fewer", s.room.of["evil"], 10, false)
+	check("fewer", s.moduleUsage.namespaces["evil"], 10, false)
 	if text := message(s.modulesKept()); text != "" || s.view().more["evil"] {
 		t.Error(text)
 	}
 }
 
-// A Module that is deleted while Modules are listed leaves a place for one that was left out: they are listed again.
+// A Module that is deleted during a list may let an omitted one fit: Modules are listed again.
 func TestModuleDeletedWhileListed(t *testing.T) {
 	for deleted, again := range []bool{false, true} {
 		s := tenants()
 		h, all := s.moduleHandler(ofModules), []api.Module{}
 		share := h.Share()
-		for i := range maxKept + 1 {
+		for i := range maxModulesKept + 1 {
 			if m := sized("shop", i, i, 0); share(&m) == "" {
 				all = append(all, m)
 			}
 		}
 		h.Replace(all[deleted:])
-		if !s.view().more["shop"] || s.modulesStarved() != again {
+		if !s.view().more["shop"] || s.modulesNeedRelist() != again {
 			t.Errorf("%d deleted: listed again: %t", deleted, !again)
 		}
 	}
 }
 
-// All namespaces together do not fill the memory. Each has its first Modules, and none is left out for a later one,
-// unless it grows.
-func TestRoomOfAllModules(t *testing.T) {
+// All namespaces together do not exceed the memory limit. Each has its first Modules, and no Module is displaced by a
+// later one, unless it grows.
+func TestModuleLimitsOfAllNamespaces(t *testing.T) {
 	s := tenants()
 	fill := func(prefix string) (all []api.Module) {
 		for i := range 40 {
@@ -148,7 +149,7 @@ func TestRoomOfAllModules(t *testing.T) {
 		return all
 	}
 	all := fill("t")
-	if most := listModules(s, all); most > 2*maxOfModules+maxOfModules/8 {
+	if most := listModules(s, all); most > 2*maxModuleBytes+maxModuleBytes/8 {
 		t.Errorf("%d bytes are in memory while they are listed", most)
 	}
 	kept := func() (all []string) {
@@ -165,8 +166,9 @@ func TestRoomOfAllModules(t *testing.T) {
 			t.Errorf("the first Module of namespace %d is not kept", i)
 		}
 	}
-	if s.room.total > maxOfModules+maxOfModules/16 || len(s.modules) != len(all) || len(before) < maxOfModules/(64<<10) {
-		t.Errorf("%d of %d Modules are kept, %d bytes", len(before), len(s.modules), s.room.total)
+	if s.moduleUsage.total > maxModuleBytes+maxModuleBytes/16 || len(s.modules) != len(all) ||
+		len(before) < maxModuleBytes/(64<<10) {
+		t.Errorf("%d of %d Modules are kept, %d bytes", len(before), len(s.modules), s.moduleUsage.total)
 	}
 	if text := message(s.modulesKept()); !strings.Contains(text, "Modules without room (1 MiB in a namespace, 16 MiB in "+
 		"all, and then the first 64 KiB of each namespace): t") {
@@ -176,15 +178,15 @@ func TestRoomOfAllModules(t *testing.T) {
 	listModules(s, more)
 	for _, name := range before {
 		if s.modules[name].Omitted != 0 {
-			t.Fatalf("%s is left out for later ones", s.modules[name].Metadata.Name)
+			t.Fatalf("%s is omitted because of later ones", s.modules[name].Metadata.Name)
 		}
 	}
-	if s.room.total > 2*maxOfModules || s.modulesStarved() {
-		t.Errorf("%d bytes are kept, or they are to be listed again", s.room.total)
+	if s.moduleUsage.total > 2*maxModuleBytes || s.modulesNeedRelist() {
+		t.Errorf("%d bytes are kept, or Modules are to be listed again", s.moduleUsage.total)
 	}
 	small := sized("small", 0, 9999, 3<<10)
 	if s.moduleHandler(ofModules).Set(small); s.modules[nodeName(small)].Omitted != 0 {
-		t.Error("a namespace has no room for its first Module, as others have taken all")
+		t.Error("the first Module of a namespace is omitted because of others")
 	}
 	last := s.modules[before[0]]
 	grown := sized(last.Metadata.Namespace, 0, 0, 63<<10)
@@ -197,13 +199,13 @@ func TestRoomOfAllModules(t *testing.T) {
 	for _, m := range all[:300] {
 		s.moduleHandler(ofModules).Delete(m)
 	}
-	if !s.modulesStarved() {
-		t.Error("there is room, and they are not to be listed again")
+	if !s.modulesNeedRelist() {
+		t.Error("omitted Modules would fit, and are not listed again")
 	}
 }
 
-// Only the node itself says that a Module is not kept, or cannot be decoded, and knows it after a restart.
-func TestFieldsOfTheNode(t *testing.T) {
+// Only the node itself marks a Module as omitted or undecodable; objects cannot claim it. The mark survives a restart.
+func TestInternalFields(t *testing.T) {
 	var m api.Module
 	text := `{"metadata": {"namespace": "shop", "name": "fw"}, "omitted": 1, "tooLarge": true, "undecodable": "x"}`
 	if err := json.Unmarshal([]byte(text), &m); err != nil || m.Omitted != 0 || m.TooLarge || m.Undecodable != "" {
@@ -225,8 +227,8 @@ func TestFieldsOfTheNode(t *testing.T) {
 	}
 }
 
-// Configs of Modules of namespaces are kept as text, which is what the agent gets and what is checked: decoded, they
-// may take 20 times as much.
+// Configs of namespaced Modules are kept as text, which is what the agent gets and what is validated: decoded, they may
+// take 20 times as much memory.
 func TestConfigsAsText(t *testing.T) {
 	var m api.Module
 	text := `{"metadata":{"namespace":"shop","name":"fw"},"spec":{"package":{"name":"firewall"},"config":{"rules":[` +
@@ -250,8 +252,8 @@ func TestConfigsAsText(t *testing.T) {
 	}
 }
 
-// Modules of a namespace hold its new pods only: labels of pods that run may be what a ClusterModule selects. One that
-// is refused, and would select the pod, keeps the labels that it had.
+// Namespaced Modules hold only new pods: labels of running pods may be what a ClusterModule selects. A running pod that
+// a rejected Module would select keeps its labels.
 func TestModulesAndLabelsOfRunningPods(t *testing.T) {
 	refused := func(a *refusing, name string) { a.answers[name] = http.StatusBadRequest }
 	for what, c := range map[string]struct {
@@ -259,12 +261,12 @@ func TestModulesAndLabelsOfRunningPods(t *testing.T) {
 		held   bool
 	}{
 		"many Modules": {change: func(_ *refusing, s *state) {
-			for i := range maxKept + 1 {
+			for i := range maxModulesKept + 1 {
 				s.moduleHandler(ofModules).Set(sized("shop", i, i, 0))
 			}
 		}},
 		"a Module without room": {change: func(_ *refusing, s *state) {
-			s.moduleHandler(ofModules).Set(sized("shop", 0, 0, maxOfNamespace))
+			s.moduleHandler(ofModules).Set(sized("shop", 0, 0, maxNamespaceBytes))
 		}},
 		"a refused Module": {change: func(a *refusing, s *state) {
 			refused(a, names.Module("shop", "bad"))
