@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// agent is the agent's API.
+// agent is a client of the agent's API.
 type agent struct {
 	client *client.Client
 	socket string
@@ -23,7 +23,7 @@ type agent struct {
 
 func newAgent(socket string) agent { return agent{client.New(socket), socket} }
 
-// ref names a resource.
+// ref identifies a resource.
 type ref struct {
 	Kind string `json:"kind"`
 	Name string `json:"name"`
@@ -39,17 +39,17 @@ func (a agent) call(ctx context.Context, method, path string, in, out any) error
 	return err
 }
 
-// owner is whose the integration's resources are: others change them by force only.
+// owner is the owner of the integration's resources: other clients can change them only with force.
 const owner = "oakestra"
 
-// apply creates or updates resources: all of them or none. It returns warnings, or an *unconfirmed if the agent may
-// have done so nevertheless.
+// apply creates or updates all resources in one transaction. It returns warnings, or an *unconfirmed if the agent may
+// have applied them nevertheless.
 func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) ([]string, error) {
 	return a.applyBy(ctx, "owner="+owner, services, modules)
 }
 
 // applyBy applies all resources in one transaction. An error that leaves open whether the agent applied them is an
-// unconfirmed; an answer below 500 and a failed connect are definite.
+// *unconfirmed; a response below 500 and a failed connect are definite.
 func (a agent) applyBy(ctx context.Context, writer string, services []v1.Service,
 	modules []v1.Module) ([]string, error) {
 	var all []any
@@ -72,7 +72,7 @@ func (a agent) applyBy(ctx context.Context, writer string, services []v1.Service
 	return nil, &unconfirmed{err}
 }
 
-// delete removes resources: all of them or none.
+// delete removes all resources in one transaction.
 func (a agent) delete(ctx context.Context, refs []ref) error {
 	return a.call(ctx, http.MethodPost, "/v1/delete?owner="+owner, refs, nil)
 }
@@ -97,7 +97,7 @@ func (a agent) services(ctx context.Context) (all []v1.Service, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
 }
 
-// serve hands a request on to a path of a module, and the answer back.
+// serve forwards a request to a path of a module, and its response to the client.
 func (a agent) serve(w http.ResponseWriter, r *http.Request, module, path string) {
 	proxy := httputil.ReverseProxy{
 		Transport: client.Unix(a.socket),
@@ -113,7 +113,8 @@ func (a agent) serve(w http.ResponseWriter, r *http.Request, module, path string
 	proxy.ServeHTTP(w, r)
 }
 
-// plainProblem makes a problem, with which the agent refuses, plain text: clients of Oakestra know no other errors.
+// plainProblem converts a problem (RFC 9457), with which the agent rejects a request, to plain text: clients of
+// Oakestra expect plain text.
 func plainProblem(r *http.Response) error {
 	if r.Header.Get("Content-Type") != "application/problem+json" {
 		return nil
@@ -135,7 +136,7 @@ func (a agent) ask(ctx context.Context, module, path string, out any) error {
 	return a.call(ctx, http.MethodGet, "/v1/modules/"+module+path, nil, out)
 }
 
-// refused is an answer of the agent other than success.
+// refused is a response of the agent other than success.
 type refused struct {
 	status int
 	detail string
@@ -143,8 +144,8 @@ type refused struct {
 
 func (e *refused) Error() string { return e.detail }
 
-// unconfirmed is the error of a change that the agent may have made, or may still make: it did not answer, or failed
-// itself.
+// unconfirmed is the error of a change that the agent may have made, or may still make: there was no response, or an
+// internal error of the agent.
 type unconfirmed struct{ cause error }
 
 func (e *unconfirmed) Error() string {
@@ -153,19 +154,20 @@ func (e *unconfirmed) Error() string {
 
 func (e *unconfirmed) Unwrap() error { return e.cause }
 
-// isMissing reports whether the agent has no such resource.
+// isMissing reports whether err is the agent's response that a resource does not exist.
 func isMissing(err error) bool {
 	var r *refused
 	return errors.As(err, &r) && r.status == http.StatusNotFound
 }
 
-// isConflict reports whether the agent refuses because of the state of a resource, such as another owner.
+// isConflict reports whether err is the agent's response that the state of a resource, such as another owner,
+// conflicts.
 func isConflict(err error) bool {
 	var r *refused
 	return errors.As(err, &r) && r.status == http.StatusConflict
 }
 
-// invalid is a mistake in a request.
+// invalid is an invalid field of a request.
 type invalid struct{ field, reason string }
 
 func (e *invalid) Error() string { return e.field + ": " + e.reason }

@@ -24,18 +24,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
-// Next to a running NetManager the integration connects nothing: the ports of NetManager's bridge are services of the
-// agent. Nothing of that is stored, as it follows from what the node has.
+// Next to a running NetManager the integration connects no instances: the ports of NetManager's bridge become services
+// of the agent. None of that is stored, since it follows from the state of the node.
 
-// portsOwner is whose these services are. Those of the listener's own deployments have another owner, and are swept.
+// portsOwner is the owner of these services. Services of the listener's own deployments have another owner, and are
+// swept.
 const portsOwner = "netmanager"
 
 const labelPort = "oakestra.io/port"
 
-// portsSettle collects the link events of one deployment.
+// portsSettle is the time in which the link events of one deployment are collected.
 const portsSettle = 50 * time.Millisecond
 
-// followPorts synchronises the services with the ports of the bridge.
+// followPorts synchronises the services with the ports of the bridge, after link events and periodically.
 func (l *Listener) followPorts(ctx context.Context) {
 	events := make(chan netlink.LinkUpdate, 64)
 	if err := netlink.LinkSubscribeWithOptions(events, ctx.Done(), netlink.LinkSubscribeOptions{
@@ -60,10 +61,10 @@ func (l *Listener) followPorts(ctx context.Context) {
 		case <-tick.C:
 		case _, open := <-events:
 			if !open {
-				events = nil // the ticks remain
+				events = nil // ticks continue
 				continue
 			}
-			time.Sleep(max(portsSettle, 4*took)) // a service that sets its interface up and down costs a fifth of a CPU
+			time.Sleep(max(portsSettle, 4*took)) // limits the load of a service that flaps its interface to a fifth of a CPU
 			for len(events) > 0 {
 				<-events
 			}
@@ -71,7 +72,7 @@ func (l *Listener) followPorts(ctx context.Context) {
 	}
 }
 
-// syncPorts applies the services of the bridge's ports separately, so that a rejected one does not affect others.
+// syncPorts applies the services of the bridge's ports one by one, so that a rejected one does not affect others.
 func (l *Listener) syncPorts(ctx context.Context) error {
 	want, err := portsOf(l.options.Alongside)
 	if err != nil {
@@ -90,7 +91,7 @@ func (l *Listener) syncPorts(ctx context.Context) error {
 			obsolete = append(obsolete, ref{v1.KindService, name})
 		}
 	}
-	if err := l.deletePorts(ctx, obsolete); err != nil { // first: an interface belongs to one service
+	if err := l.deletePorts(ctx, obsolete); err != nil { // first, since an interface belongs to one service
 		return err
 	}
 	var errs []error
@@ -102,8 +103,8 @@ func (l *Listener) syncPorts(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// portServices returns the virtual services that this integration created for published ports, by name. Others have a
-// different owner.
+// portServices returns the services that this integration created for ports of the bridge, by name. Other services have
+// a different owner.
 func (l *Listener) portServices(ctx context.Context) (map[string]v1.Service, error) {
 	all, err := l.agent.services(ctx)
 	if err != nil {
@@ -125,7 +126,7 @@ func (l *Listener) deletePorts(ctx context.Context, refs []ref) error {
 	return l.agent.call(ctx, "POST", "/v1/delete?owner="+portsOwner, refs, nil)
 }
 
-// dropPorts removes the services of a time when the node had a NetManager.
+// dropPorts removes services for ports of a NetManager that the node had before.
 func (l *Listener) dropPorts(ctx context.Context) error {
 	have, err := l.portServices(ctx)
 	var refs []ref
@@ -135,7 +136,8 @@ func (l *Listener) dropPorts(ctx context.Context) error {
 	return errors.Join(err, l.deletePorts(ctx, refs))
 }
 
-// deletePlane removes the modules of a time when Kerb was the network manager: NetManager translates virtual addresses.
+// deletePlane removes the modules that Kerb needs as network manager: next to NetManager, that translates virtual
+// addresses.
 func (l *Listener) deletePlane(ctx context.Context) error {
 	all, err := l.agent.modules(ctx)
 	var refs []ref
@@ -150,8 +152,8 @@ func (l *Listener) deletePlane(ctx context.Context) error {
 	return l.discard(ctx, refs)
 }
 
-// portsOf returns the services of a bridge by name: those of veths whose peer is in another namespace. It returns none
-// if the bridge does not exist.
+// portsOf returns the services of a bridge by name: one for each veth whose peer is in another namespace. It returns
+// none if the bridge does not exist.
 func portsOf(bridge string) (map[string]v1.Service, error) {
 	want := map[string]v1.Service{}
 	link, err := netlink.LinkByName(bridge)
@@ -174,7 +176,7 @@ func portsOf(bridge string) (map[string]v1.Service, error) {
 	if len(links) == 0 {
 		return want, nil
 	}
-	// NetManager leaves the former veth of an instance that is deployed again: the name is the newer one's.
+	// NetManager leaves the earlier veth of an instance that is deployed again: the newer one gets the name.
 	sort.Slice(links, func(i, j int) bool { return links[i].Attrs().Index > links[j].Attrs().Index })
 	names := instancesByNamespace()
 	for _, x := range links {
@@ -187,7 +189,7 @@ func portsOf(bridge string) (map[string]v1.Service, error) {
 	return want, nil
 }
 
-// portService returns the service of a port; instance is empty if the instance behind the port is unknown.
+// portService returns the service of a port; instance is empty if the port's instance is unknown.
 func portService(host, instance string) v1.Service {
 	var r v1.Service
 	if m := instanceName.FindStringSubmatch(instance); m != nil {
@@ -202,14 +204,14 @@ func portService(host, instance string) v1.Service {
 	return r
 }
 
-// instanceName is what NodeEngine calls a container, and the network namespace of a virtual machine.
+// instanceName matches NodeEngine's names of containers, and of network namespaces of virtual machines.
 var instanceName = regexp.MustCompile(`^([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+){3})\.instance\.([0-9]{1,9})$`)
 
-// instancesByNamespace returns the names of instances by the node's number of their network namespace: from the
+// instancesByNamespace returns the names of instances by the inode of their network namespace. The sources are the
 // cgroups of their processes, which containerd names after the container, and the names of namespaces.
 func instancesByNamespace() map[int]string {
 	names := map[int]string{}
-	seen := map[uint64]bool{} // namespaces whose name is known
+	seen := map[uint64]bool{} // inodes of namespaces whose name is known
 	note := func(path, instance string) {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {

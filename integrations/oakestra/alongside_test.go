@@ -20,8 +20,8 @@ import (
 	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// netManager is a double of NetManager's data plane: its bridge, a veth for each container, and TUN device. It makes
-// them in the order and with the names of release v0.4.411.
+// netManager simulates NetManager's data plane: its bridge, a veth for each container, and a TUN device, created in the
+// order and with the names of release v0.4.411.
 type netManager struct {
 	n    *node
 	next int
@@ -82,7 +82,7 @@ func (m *netManager) connect(c *container, address string) string {
 // named puts a container into a cgroup as containerd does.
 func (c *container) named(instance string) {
 	c.n.T.Helper()
-	parent := cgrouptest.New(c.n.T, "", fmt.Sprintf("kerb-oak-%d", questions.Add(1)))
+	parent := cgrouptest.New(c.n.T, "", fmt.Sprintf("kerb-oak-%d", packetNumber.Add(1)))
 	group := filepath.Join(parent, instance)
 	err := os.Mkdir(group, 0o755)
 	if err == nil {
@@ -99,7 +99,7 @@ func (c *container) named(instance string) {
 
 const alongsideConfig = "oakestra: {alongside: goProxyBridge, netManager: /none}\n"
 
-// portLabels are the labels of the agent's services by interface.
+// portLabels returns the labels of the agent's services by interface.
 func (n *node) portLabels() map[string]map[string]string {
 	all := map[string]map[string]string{}
 	for _, s := range list[v1.Service](n, "service") {
@@ -108,9 +108,9 @@ func (n *node) portLabels() map[string]map[string]string {
 	return all
 }
 
-// Next to NetManager the ports of its bridge are services, from the moment that their container is connected, with the
-// names that the node knows. Modules judge and count their packets. NetManager's bridge, veths and addresses stay as
-// they are, and its sockets are free.
+// Next to NetManager the ports of its bridge become services as soon as their container is connected, with the names
+// that the node knows. Modules filter and count their packets. NetManager's bridge, veths and addresses stay unchanged,
+// and its sockets are not used.
 func TestAlongsideNetManager(t *testing.T) {
 	n := newNode(t)
 	former := kerbnode.Module("oakestra-proxy", "proxy", "oakestra.io/service", map[string]any{"ranges": []string{}})
@@ -143,7 +143,7 @@ func TestAlongsideNetManager(t *testing.T) {
 	}
 	n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`)
 	from, to, third := a.listen("10.18.0.2:1000"), b.listen("10.18.0.3:2000"), other.listen("10.18.0.4:2000")
-	if !arrives(from, to, most) || !arrives(from, third, most) {
+	if !arrives(from, to, manyTries) || !arrives(from, third, manyTries) {
 		t.Fatal("packets do not arrive")
 	}
 	var counts map[string]map[string]int
@@ -154,13 +154,13 @@ func TestAlongsideNetManager(t *testing.T) {
 		t.Errorf("%v", counts)
 	}
 	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
-	if arrives(from, to, few) {
+	if arrives(from, to, fewTries) {
 		t.Error("the firewall has no rule, and a packet passes")
 	}
 
-	// After a kill of the agent, too, ports are the same services, without a moment without their chains.
+	// After a kill of the agent, too, ports are the same services, and always have their chains.
 	n.Kill()
-	if arrives(from, to, few) {
+	if arrives(from, to, fewTries) {
 		t.Error("a packet passes without the agent")
 	}
 	n.start()
@@ -171,17 +171,17 @@ func TestAlongsideNetManager(t *testing.T) {
 	}
 	n.Eventually("all ports again", func() bool { return cmp.Equal(n.portLabels(), want) })
 	n.must("DELETE", "/ebpf", "")
-	to.Close() // it keeps the namespace
+	to.Close() // it holds the namespace open
 	b.end()
 	delete(want, bPort)
 	n.Eventually("a port that is gone is no service", func() bool { return cmp.Equal(n.portLabels(), want) })
 
-	// Without the option the ports are not services any more, and NetManager's interfaces are left alone.
+	// Without the option the ports are not services any more, and NetManager's interfaces stay unchanged.
 	n.Stop()
 	n.Configure(oakestraConfig)
 	n.start()
 	n.Eventually("no services", func() bool { return len(n.portLabels()) == 0 })
-	if !arrives(from, third, most) {
+	if !arrives(from, third, manyTries) {
 		t.Error("packets do not arrive")
 	}
 }

@@ -22,10 +22,10 @@ import (
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 )
 
-// Broker is the cluster's MQTT broker. The registration contains its address.
+// Broker configures the connection to the cluster's MQTT broker, whose address is in the registration.
 type Broker struct {
 	Port         int    `json:"port,omitempty"` // default 10003
-	TLS          bool   `json:"tls,omitempty"`  // on if there is a ca or a certificate
+	TLS          bool   `json:"tls,omitempty"`  // implied by CA or Certificate
 	CA           string `json:"ca,omitempty"`
 	Certificate  string `json:"certificate,omitempty"`
 	Key          string `json:"key,omitempty"`
@@ -33,12 +33,12 @@ type Broker struct {
 	PasswordFile string `json:"passwordFile,omitempty"`
 }
 
-// Ports of Oakestra.
+// Default ports of Oakestra.
 const defaultBrokerPort, defaultTunnelPort = 10003, 50103
 
-// netcfg is NetManager's own configuration. All values are text.
+// netcfg is NetManager's configuration file. All values are strings.
 type netcfg struct {
-	Address     string `json:"NodePublicAddress"` // 0.0.0.0: to be found out
+	Address     string `json:"NodePublicAddress"` // 0.0.0.0: determine it from the route to the cluster
 	Port        string `json:"NodePublicPort"`
 	Cluster     string `json:"ClusterUrl"` // for versions of NodeEngine that do not send it
 	BrokerPort  string `json:"ClusterMqttPort"`
@@ -46,14 +46,15 @@ type netcfg struct {
 	Key         string `json:"MqttKey"`
 }
 
-// tuncfg is NetManager's configuration of its tunnel. Its ranges are left: those of IPv6 as shipped have none of the
-// addresses that the root gives.
+// tuncfg is NetManager's configuration of its tunnel. Its address ranges are ignored: those of IPv6, as shipped, do not
+// contain the addresses that the root assigns.
 type tuncfg struct {
 	Port int `json:"TunnelPort"`
 	MTU  int `json:"MTUsize"`
 }
 
-// defaultMTU leaves room for the headers of a tunnel between nodes, as Oakestra does; IPv6 needs minMTU.
+// defaultMTU leaves space for the headers of a tunnel between nodes, like Oakestra's default. minMTU is the minimum of
+// IPv6.
 const defaultMTU, minMTU, maxMTU = 1450, 1280, 65535
 
 const anyAddress = "0.0.0.0"
@@ -113,7 +114,7 @@ func readIfExists(path string, v any) error {
 	return nil
 }
 
-// port16 is set, or the port in text, or a default.
+// port16 returns set, or the port in text, or a default.
 func port16(set int, text string, otherwise int) (int, error) {
 	if set != 0 || text == "" {
 		return cmp.Or(set, otherwise), nil
@@ -125,7 +126,7 @@ func port16(set int, text string, otherwise int) (int, error) {
 	return int(port), nil
 }
 
-// url is the broker of a cluster.
+// url returns the URL of a cluster's broker.
 func (b Broker) url(cluster string) string {
 	scheme := "tcp"
 	if b.TLS || b.CA != "" || b.Certificate != "" {
@@ -136,11 +137,11 @@ func (b Broker) url(cluster string) string {
 
 const (
 	connectLimit = 5 * time.Second
-	ackLimit     = 5 * time.Second // for the broker to acknowledge a subscription
+	ackTimeout   = 5 * time.Second // timeout of the broker's acknowledgement of a subscription
 	keepAlive    = 10 * time.Second
 )
 
-// options returns the options of one connection. It reads files each time, since certificates are renewed.
+// options returns the options of one connection. It reads files for each connection, since certificates are renewed.
 func (b Broker) options(cluster, worker string) (*mqtt.ClientOptions, error) {
 	opts := mqtt.NewClientOptions().AddBroker(b.url(cluster)).SetClientID(worker).SetProtocolVersion(4).
 		SetCleanSession(true).SetAutoReconnect(false).SetConnectRetry(false).SetConnectTimeout(connectLimit).
@@ -162,7 +163,7 @@ func (b Broker) options(cluster, worker string) (*mqtt.ClientOptions, error) {
 	return opts.SetTLSConfig(secure), nil
 }
 
-// tls returns the configuration for the broker, TLS 1.2 and later. Without CA the system's authorities apply;
+// tls returns the TLS configuration for the broker, TLS 1.2 and later. Without CA the system's authorities apply;
 // Certificate and Key are for mutual TLS.
 func (b Broker) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
@@ -186,10 +187,11 @@ func (b Broker) tls() (*tls.Config, error) {
 	return c, nil
 }
 
-// sourceAddress is the address of this node by which it reaches the cluster, and other nodes reach it.
+// sourceAddress returns the source address of packets from this node to the cluster, which is also the address by which
+// other nodes reach it.
 func sourceAddress(ctx context.Context, cluster string, port int) (netip.Addr, error) {
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "udp", net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(port))) // sends nothing
+	c, err := d.DialContext(ctx, "udp", net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(port))) // sends no packet
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -36,17 +36,17 @@ const (
 // CheckOptions are the options of Check.
 type CheckOptions struct {
 	Options
-	Services []string // to look up, in addition to those that run here
+	Services []string // to look up, in addition to those with instances here
 }
 
-// answerLimit is how long a query may take. The real service manager needs 5 to 60 ms.
-const answerLimit = 3 * time.Second
+// queryTimeout is the timeout of a query. The real service manager needs 5 to 60 ms.
+const queryTimeout = 3 * time.Second
 
-// servicePort is of the REST API of the cluster service manager.
+// servicePort is the port of the REST API of the cluster service manager.
 const servicePort = 10110
 
-// check is an examination of the cluster by a client of its own, whose queries have an id of its own: with that of the
-// worker the broker would disconnect the worker.
+// check examines the cluster with a separate MQTT client. Its id differs from the worker's, because the broker would
+// disconnect the worker if a second client used its id.
 type check struct {
 	o       CheckOptions
 	state   state
@@ -56,8 +56,9 @@ type check struct {
 	all     []Finding
 }
 
-// Check connects to the cluster of this node as a worker; the node's network manager may be Kerb's or Oakestra's. It
-// does not request a subnet, as that would use one up, and withdraws its interest in the services that it looks up.
+// Check connects to the cluster of this node as a worker, no matter whether the node's network manager is Kerb's or
+// Oakestra's. It does not request a subnet, as that would use one up, and withdraws its interest in the services that
+// it looks up.
 func Check(ctx context.Context, o CheckOptions) ([]Finding, error) {
 	c := &check{o: o, id: "kerb-check-" + strings.ToLower(rand.Text()[:12]), answers: make(chan []byte, 16)}
 	var err error
@@ -87,7 +88,7 @@ func Check(ctx context.Context, o CheckOptions) ([]Finding, error) {
 	return c.all, nil
 }
 
-func (c *check) note(status, name, remedy, format string, args ...any) {
+func (c *check) add(status, name, remedy, format string, args ...any) {
 	c.all = append(c.all, Finding{status, name, fmt.Sprintf(format, args...), remedy})
 }
 
@@ -96,23 +97,23 @@ func (c *check) registration() {
 	const name = "registration"
 	switch {
 	case c.o.Cluster == "":
-		c.note(findingFail, name, "start NodeEngine with the overlay network custom:"+cmp.Or(c.o.Socket,
+		c.add(findingFail, name, "start NodeEngine with the overlay network custom:"+cmp.Or(c.o.Socket,
 			"/run/kerb/oakestra.sock")+", or name the cluster: kerb oakestra check --cluster ADDRESS",
 			"NodeEngine has not registered this node, and the address of the cluster is unknown")
 	case c.state.Worker == "":
-		c.note(findingWarn, name, "if this is a worker with Kerb, start NodeEngine; with Oakestra's own network manager "+
+		c.add(findingWarn, name, "if this is a worker with Kerb, start NodeEngine; with Oakestra's own network manager "+
 			"this is as it should be", "cluster %s; NodeEngine has not registered this node with Kerb", c.o.Cluster)
 	case c.state.Subnet == "" && c.o.Subnet == "":
-		c.note(findingFail, name, "if the checks below are ok the root has no subnet left: see its log for 500 in answer to "+
+		c.add(findingFail, name, "if the checks below are ok the root has no subnet left: see its log for 500 in answer to "+
 			"/api/net/subnet", "node %s of cluster %s has no subnet; no service can be deployed", c.state.Worker, c.o.Cluster)
 	default:
-		c.note(findingOK, name, "", "node %s of cluster %s, subnet %s", c.state.Worker, c.o.Cluster,
+		c.add(findingOK, name, "", "node %s of cluster %s, subnet %s", c.state.Worker, c.o.Cluster,
 			cmp.Or(c.state.Subnet, c.o.Subnet))
 		c.overlaps()
 	}
 }
 
-// overlaps looks for networks of the node in which the subnet is: their hosts, or the services, are not reached.
+// overlaps finds networks of the node that contain the subnet: their hosts, or the services, are not reachable.
 func (c *check) overlaps() {
 	subnet, err := netip.ParsePrefix(cmp.Or(c.state.Subnet, c.o.Subnet))
 	links, _ := net.Interfaces()
@@ -121,20 +122,20 @@ func (c *check) overlaps() {
 		for _, a := range addresses {
 			p, bad := netip.ParsePrefix(a.String())
 			if err == nil && bad == nil && l.Name != c.o.Bridge && p.Addr().Unmap().Is4() && p.Overlaps(subnet) {
-				c.note(findingFail, "subnet", "change the addresses of "+l.Name+", or set oakestra.subnet to a network "+
+				c.add(findingFail, "subnet", "change the addresses of "+l.Name+", or set oakestra.subnet to a network "+
 					"that no other worker has", "%s overlaps with %s of %s", subnet, p, l.Name)
 			}
 		}
 	}
 }
 
-// connect reports whether the broker lets a worker in.
+// connect reports whether the broker accepts a worker.
 func (c *check) connect(ctx context.Context) bool {
 	const name = "broker"
 	url := c.o.Broker.url(c.o.Cluster)
 	opts, err := c.o.Broker.options(c.o.Cluster, c.id)
 	if err != nil {
-		c.note(findingFail, name, "correct the section oakestra.broker of kerb.yaml", "%s: %v", url, err)
+		c.add(findingFail, name, "correct the section oakestra.broker of kerb.yaml", "%s: %v", url, err)
 		return false
 	}
 	opts.SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) {
@@ -146,22 +147,22 @@ func (c *check) connect(ctx context.Context) bool {
 	c.client = mqtt.NewClient(opts)
 	began := time.Now()
 	if err := await(ctx, c.client.Connect(), connectLimit); err != nil {
-		c.note(findingFail, name, brokerRemedy(err), "%s: %v", url, err)
+		c.add(findingFail, name, brokerRemedy(err), "%s: %v", url, err)
 		return false
 	}
 	took := time.Since(began).Round(time.Millisecond)
 	topic := c.topic(topicTableResult)
 	subscription := c.client.Subscribe(topic, 1, nil)
-	err = await(ctx, subscription, ackLimit)
+	err = await(ctx, subscription, ackTimeout)
 	if t, ok := subscription.(*mqtt.SubscribeToken); ok && err == nil && t.Result()[topic] > 2 {
 		err = errors.New("the broker refuses it")
 	}
 	if err != nil {
-		c.note(findingFail, name, "allow workers to read nodes/+/net/# and jobs/+/updates_available, and to write "+
+		c.add(findingFail, name, "allow workers to read nodes/+/net/# and jobs/+/updates_available, and to write "+
 			"nodes/+/net/#, in the access control list of the broker", "%s: subscribe to %s: %v", url, topic, err)
 		return false
 	}
-	c.note(findingOK, name, "", "%s accepts workers (%s)", url, took)
+	c.add(findingOK, name, "", "%s accepts workers (%s)", url, took)
 	return true
 }
 
@@ -185,14 +186,14 @@ func brokerRemedy(err error) string {
 
 func (c *check) topic(t string) string { return "nodes/" + c.id + "/net/" + t }
 
-// ask sends a query and returns the answer with its key.
+// ask sends a query and returns the reply with its key.
 func (c *check) ask(ctx context.Context, q tableRequest) (r tableResult, took time.Duration, err error) {
 	began := time.Now()
 	s := session{sessionOptions: sessionOptions{worker: c.id}}
-	if err := await(ctx, s.transmit(c.client, message{topic: topicTableRequest, body: q}), ackLimit); err != nil {
+	if err := await(ctx, s.transmit(c.client, message{topic: topicTableRequest, body: q}), ackTimeout); err != nil {
 		return r, 0, fmt.Errorf("the broker does not acknowledge a message: %w", err)
 	}
-	limit := time.After(answerLimit)
+	limit := time.After(queryTimeout)
 	for {
 		select {
 		case data := <-c.answers:
@@ -210,10 +211,9 @@ func (c *check) ask(ctx context.Context, q tableRequest) (r tableResult, took ti
 	}
 }
 
-var errNoAnswer = fmt.Errorf("no answer within %s", answerLimit)
+var errNoAnswer = fmt.Errorf("no answer within %s", queryTimeout)
 
-// unassigned is an address that no service has, as the root's pool ends before it. A query for it registers no
-// interest.
+// unassigned is an address outside the root's pool, so that no service has it. A query for it registers no interest.
 const unassigned = "10.30.255.254"
 
 // serviceManager reports whether the service manager replies to queries. The cluster forwards unknown names to the
@@ -222,32 +222,32 @@ func (c *check) serviceManager(ctx context.Context) bool {
 	const name = "service manager"
 	r, took, err := c.ask(ctx, tableRequest{Address: unassigned})
 	if errors.Is(err, errNoAnswer) {
-		r, took, err = c.ask(ctx, tableRequest{Address: unassigned}) // it may have been lost
+		r, took, err = c.ask(ctx, tableRequest{Address: unassigned}) // a retry, since the query may have been lost
 	}
 	switch {
 	case errors.Is(err, errNoAnswer) && c.apiAnswers(ctx):
-		c.note(findingFail, name, "restart the cluster service manager; its log may have a ValueError in "+
+		c.add(findingFail, name, "restart the cluster service manager; its log may have a ValueError in "+
 			"mongo_remove_interest. If that does not help, check whether it reaches the root service manager",
 			"the cluster service manager runs, but queries are not answered: its connection with the broker has ended, or "+
 				"the root does not answer it")
 		return false
 	case err != nil:
-		c.note(findingFail, name, "start the cluster service manager, and see its log for its connection with the broker; "+
+		c.add(findingFail, name, "start the cluster service manager, and see its log for its connection with the broker; "+
 			"if the broker has an access control list, allow workers to write nodes/+/net/#",
 			"query for an address: %v", err)
 		return false
 	case r.App != "":
-		c.note(findingWarn, name, "do not use "+unassigned, "the service %s has the address %s", r.App, unassigned)
+		c.add(findingWarn, name, "do not use "+unassigned, "the service %s has the address %s", r.App, unassigned)
 	case took > time.Second:
-		c.note(findingWarn, name, "check the load of the cluster, and of the root", "a query takes %s; first packets to "+
+		c.add(findingWarn, name, "check the load of the cluster, and of the root", "a query takes %s; first packets to "+
 			"a service wait for it", took.Round(time.Millisecond))
 	default:
-		c.note(findingOK, name, "", "answers queries (%s)", took.Round(time.Millisecond))
+		c.add(findingOK, name, "", "answers queries (%s)", took.Round(time.Millisecond))
 	}
 	return true
 }
 
-// apiAnswers reports whether the REST API of the cluster service manager can be connected to.
+// apiAnswers reports whether the REST API of the cluster service manager accepts connections.
 func (c *check) apiAnswers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -259,7 +259,7 @@ func (c *check) apiAnswers(ctx context.Context) bool {
 	return err == nil
 }
 
-// maxChecked limits the services that are looked up.
+// maxChecked limits the number of services that are looked up.
 const maxChecked = 100
 
 // services compares the cluster's table with the instances on this node.
@@ -276,7 +276,7 @@ func (c *check) services(ctx context.Context) {
 			err = c.forget(ctx, name)
 		}
 		if err != nil {
-			c.note(findingFail, name, "repeat the check; the cluster service manager is overloaded or has just ended",
+			c.add(findingFail, name, "repeat the check; the cluster service manager is overloaded or has just ended",
 				"query: %v", err)
 			return
 		}
@@ -287,7 +287,7 @@ func (c *check) services(ctx context.Context) {
 // forget withdraws the interest that a query has registered.
 func (c *check) forget(ctx context.Context, app string) error {
 	s := session{sessionOptions: sessionOptions{worker: c.id}}
-	return await(ctx, s.transmit(c.client, message{topic: topicInterestRemove, body: interestRemove{app}}), ackLimit)
+	return await(ctx, s.transmit(c.client, message{topic: topicInterestRemove, body: interestRemove{app}}), ackTimeout)
 }
 
 func (c *check) service(name string, r tableResult) {
@@ -299,24 +299,24 @@ func (c *check) service(name string, r tableResult) {
 		}
 	}
 	if len(r.Instances) == 0 {
-		c.note(findingFail, name, "deploy the service by Oakestra's API; one that was removed there ends here within seconds",
+		c.add(findingFail, name, "deploy the service by Oakestra's API; one that was removed there ends here within seconds",
 			"the cluster knows no instance")
 		return
 	}
 	reached, seen := 0, map[int]bool{}
 	for _, e := range r.Instances {
-		l, _ := e.locate("") // was checked
+		l, _ := e.locate("") // was validated
 		at, ours := here[*e.Number]
 		seen[*e.Number] = true
 		switch {
 		case ours && l.address != at && (l.worker == "" || l.worker == c.state.Worker):
-			c.note(findingFail, name, "wait for the worker's next query (2 minutes), or restart the agent; kerb status shows "+
+			c.add(findingFail, name, "wait for the worker's next query (2 minutes), or restart the agent; kerb status shows "+
 				"whether it is connected", "instance %d has %s here, and the cluster has %v", *e.Number, at, l.address)
 		case !l.address.IsValid() || !l.host.IsValid():
-			c.note(findingWarn, name, "wait, or check NodeEngine of the worker on which it was placed",
+			c.add(findingWarn, name, "wait, or check NodeEngine of the worker on which it was placed",
 				"instance %d was placed, and has no address yet: it cannot be reached", *e.Number)
 		case !l.address6.IsValid():
-			c.note(findingWarn, name, "unikernels have no IPv6 address with NetManager, and workers with NetManager reject "+
+			c.add(findingWarn, name, "unikernels have no IPv6 address with NetManager, and workers with NetManager reject "+
 				"the entry: use Kerb on the worker", "instance %d has no IPv6 address", *e.Number)
 		default:
 			reached++
@@ -324,16 +324,16 @@ func (c *check) service(name string, r tableResult) {
 	}
 	for number := range here {
 		if !seen[number] {
-			c.note(findingFail, name, "undeploy it by NodeEngine, or deploy it by Oakestra's API",
+			c.add(findingFail, name, "undeploy it by NodeEngine, or deploy it by Oakestra's API",
 				"the cluster does not know instance %d, which runs here", number)
 		}
 	}
 	if reached == len(r.Instances) && len(seen) == len(r.Instances) && reached > 0 {
-		c.note(findingOK, name, "", "%d instances, all with addresses", reached)
+		c.add(findingOK, name, "", "%d instances, all with addresses", reached)
 	}
 }
 
-// tunnelConfig examines NetManager's file: as shipped it makes IPv6 addresses of services useless.
+// tunnelConfig checks NetManager's file: as shipped it makes IPv6 addresses of services useless.
 func (c *check) tunnelConfig() {
 	const name = "tuncfg.json"
 	path := filepath.Join(c.o.NetManager, name)
@@ -349,14 +349,14 @@ func (c *check) tunnelConfig() {
 		err = json.Unmarshal(data, &t)
 	}
 	if err != nil {
-		c.note(findingWarn, name, "correct it or remove it; NetManager does not start with it", "%s: %v", path, err)
+		c.add(findingWarn, name, "correct it or remove it; NetManager does not start with it", "%s: %v", path, err)
 		return
 	}
 	a, err := netip.ParseAddr(t.Network)
 	if p := netip.PrefixFrom(a, t.Prefix); err == nil && !p.Contains(netip.MustParseAddr("fdff:2000::")) {
-		c.note(findingWarn, name, `set "ProxySubnetworkIPv6": "fdff::" and "ProxySubnetworkIPv6Prefix": 16`,
+		c.add(findingWarn, name, `set "ProxySubnetworkIPv6": "fdff::" and "ProxySubnetworkIPv6Prefix": 16`,
 			"%s contains no service address of the root: IPv6 service addresses do not work with NetManager", p)
 		return
 	}
-	c.note(findingOK, name, "", "IPv6 service addresses are in its range")
+	c.add(findingOK, name, "", "IPv6 service addresses are in its range")
 }

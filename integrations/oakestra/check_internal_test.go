@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// checks runs the check as the command does, and returns a line for each finding. Remedies are there for all that is
-// not ok, and for nothing else.
+// checks runs the check as the command does, and returns a line for each finding. Exactly the findings that are not ok
+// have remedies.
 func checks(t *testing.T, o CheckOptions) (lines []string) {
 	t.Helper()
 	all, err := Check(t.Context(), o)
@@ -45,8 +45,8 @@ func expectChecks(t *testing.T, what string, got []string, want ...string) {
 	}
 }
 
-// A worker with Kerb: what the cluster has of its services, and what is wrong with it. The check leaves no interest
-// behind, uses up no subnet, and does not disconnect the worker.
+// A worker with Kerb: the cluster's table of its services, and the problems found. The check leaves no interest behind,
+// uses up no subnet, and does not disconnect the worker.
 func TestCheck(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
@@ -84,7 +84,7 @@ func TestCheck(t *testing.T) {
 		"warn "+otherApp+": instance 0 has no IPv6 address", "warn "+otherApp+": instance 1 was placed")
 
 	m.cluster.Forge("nodes/"+otherWorker+"/net/tablequery/request", `{"sname":"`+testApp+`","sip":""}`)
-	m.cluster.Forge("nodes/ffff/net/interest/remove", `{"appname":"`+testApp+`"}`) // the poison
+	m.cluster.Forge("nodes/ffff/net/interest/remove", `{"appname":"`+testApp+`"}`) // an invalid notice
 	wait.Until(t, "the service manager is dead", m.cluster.Dead)
 	expectChecks(t, "a dead service manager", checks(t, o), well, "ok broker",
 		"fail service manager: query for an address: no answer within")
@@ -92,7 +92,7 @@ func TestCheck(t *testing.T) {
 	expectChecks(t, "without a broker", checks(t, o), well, "fail broker: tcp://127.0.0.1:")
 }
 
-// A worker that Kerb does not serve, and faults of its configuration.
+// A worker with the original NetManager, and errors in its configuration.
 func TestCheckOfAStockWorker(t *testing.T) {
 	broker := oaktest.NewBroker(t)
 	secure := broker.AddSecure()

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/oaktest"
 )
 
-// TestWorkerOfACluster is a node with nothing configured: the cluster assigns its subnet and learns the address of a
-// service, and the condition says so. An id that is new releases services and brings another subnet.
+// TestWorkerOfACluster runs a node with nothing configured: the cluster assigns its subnet and learns the address of a
+// service, and the condition reports it. A new id releases services and causes another subnet.
 func TestWorkerOfACluster(t *testing.T) {
 	n, c := newClusterNode(t, "")
 	c.Create(appName)
@@ -35,19 +35,20 @@ func TestWorkerOfACluster(t *testing.T) {
 			"oakestra: subnet 10.18.0.0/26 and fc00::/120, cluster 127.0.0.1, node w1, last message 2")
 	})
 	n.must("POST", "/register", `{"client_id":"w2","cluster_address":"127.0.0.1"}`)
-	if four, six := n.container().deploy(appName, 0, ""); !within("10.18.0.64/26", four) || !within("fc00::100/120", six) {
+	four, six = n.container().deploy(appName, 0, "")
+	if !within("10.18.0.64/26", four) || !within("fc00::100/120", six) {
 		t.Errorf("deployed as %s and %s", four, six)
 	}
 }
 
-// within reports whether an address is one of a subnet's. Which one is open: a deployment that took too long on a busy
-// machine is undone and repeated, and an address that has just been freed is not given again.
+// within reports whether an address is in a subnet. Which one is open: a deployment that took too long on a busy
+// machine is undone and repeated, and a freed address is not assigned next.
 func within(subnet, address string) bool {
 	a, err := netip.ParseAddr(address)
 	return err == nil && netip.MustParsePrefix(subnet).Contains(a)
 }
 
-// newClusterNode is a node in a cluster, with more fields of the section oakestra.
+// newClusterNode returns a node in a cluster, with more fields of the section oakestra.
 func newClusterNode(t *testing.T, more string) (n *node, c *oaktest.Cluster) {
 	t.Helper()
 	n = newNode(t)

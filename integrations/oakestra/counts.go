@@ -7,7 +7,7 @@ import (
 	"net/http"
 )
 
-// packetCount is what Oakestra's packet counter reports for an interface. Directions are the service's.
+// packetCount is the report of Oakestra's packet counter for an interface. Directions are the service's.
 type packetCount struct {
 	Ingress uint64 `json:"ingress"`
 	Egress  uint64 `json:"egress"`
@@ -35,7 +35,7 @@ func (l *Listener) counts(ctx context.Context, name string) (map[string]packetCo
 	out := map[string]packetCount{}
 	if resource.Status != nil {
 		for _, i := range resource.Status.Attachments {
-			out[i.Interface] = packetCount{} // also one without packets
+			out[i.Interface] = packetCount{} // also an interface without packets
 		}
 	}
 	var report struct {

@@ -15,46 +15,46 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// followed is a service of which this worker has, or recently had, instances, or that the agent uses. The worker
+// trackedService is a service of which this worker has, or recently had, instances, or that the agent uses. The worker
 // maintains its interest in the service: when the last interested worker withdraws, the cluster deletes the service
 // from its table.
-type followed struct {
+type trackedService struct {
 	instances map[int]*hostedInstance // on this worker
-	used      bool                    // the agent has it
+	used      bool                    // by the agent
 	empty     bool                    // the cluster has no instance of it
 	found     link.Record             // last record sent to the agent
-	query     question
-	stale     bool      // something has changed since the query was sent: another one follows
-	leave     time.Time // when to withdraw the interest; zero while there are instances here, or the agent can use others
-	leaving   bool      // the last query before that is open
+	query     pendingQuery
+	stale     bool      // it has changed since the query was sent: send another one
+	leaveAt   time.Time // when to withdraw the interest; zero: it has instances here, or the agent uses others
+	leaving   bool      // the last query before the withdrawal is open
 }
 
 // hostedInstance is an instance of a service on this worker.
 type hostedInstance struct {
-	app        string
-	number     int
-	four, six  netip.Addr
-	confirmed  bool      // the cluster has reported these addresses
-	impossible bool      // the cluster does not know the instance, which was logged
-	lost       time.Time // since when the cluster has lacked the addresses that it had; zero: it has them
-	// known gets whether the cluster has the instance, with the first answer, or false when the instance is withdrawn or
-	// replaced; has room for one, or is nil.
+	app       string
+	number    int
+	four, six netip.Addr
+	confirmed bool      // the cluster has reported these addresses
+	unknown   bool      // the cluster does not know the instance, which was logged
+	lost      time.Time // since when the cluster lacks the addresses that it had; zero: it has them
+	// known receives whether the cluster has the instance: with the first reply, or false when the instance is withdrawn
+	// or replaced. It is buffered, or nil.
 	known chan bool
-	held  bool // is not to be announced yet: the tunnel may not deliver packets to it
+	held  bool // not to be announced yet: the tunnel may not deliver packets to it
 }
 
-// follow returns a service, which is followed from now on; s.mu is held.
-func (s *session) follow(app string) *followed {
+// follow starts to track a service, or continues, and returns it. The caller holds s.mu.
+func (s *session) follow(app string) *trackedService {
 	f := s.services[app]
 	if f == nil {
-		f = &followed{instances: map[int]*hostedInstance{}}
+		f = &trackedService{instances: map[int]*hostedInstance{}}
 		s.services[app] = f
 	}
-	f.leave, f.leaving = time.Time{}, false
+	f.leaveAt, f.leaving = time.Time{}, false
 	return f
 }
 
-// addLocked notes an instance; s.mu is held.
+// addLocked adds an instance. The caller holds s.mu.
 func (s *session) addLocked(i hostedInstance) {
 	f := s.follow(i.app)
 	if old := f.instances[i.number]; old != nil {
@@ -63,7 +63,7 @@ func (s *session) addLocked(i hostedInstance) {
 	f.instances[i.number] = &i
 }
 
-// add notes an instance without announcing it.
+// add adds an instance without announcing it.
 func (s *session) add(i hostedInstance) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,8 @@ func (s *session) announce(ctx context.Context, i hostedInstance) bool {
 	return true
 }
 
-// release lets an instance be announced, and returns the connection; false if it is not the one of its number any more.
+// release permits the announcement of an instance, and returns the connection. It returns false if the instance was
+// replaced or withdrawn.
 func (s *session) release(i hostedInstance) (mqtt.Client, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,7 +110,7 @@ func (s *session) release(i hostedInstance) (mqtt.Client, bool) {
 	return s.client, true
 }
 
-// answered reports to the deployment of the instance, if it waits.
+// answered sends a result to the deployment of the instance, if it waits for one.
 func (i *hostedInstance) answered(known bool) {
 	select {
 	case i.known <- known:
@@ -117,7 +118,8 @@ func (i *hostedInstance) answered(known bool) {
 	}
 }
 
-// withdraw forgets an instance. Interest in its service ends some time after the last one, as for NetManager.
+// withdraw removes an instance. The interest in its service is withdrawn some time after the last one, as NetManager
+// does.
 func (s *session) withdraw(app string, number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,17 +133,17 @@ func (s *session) withdraw(app string, number int) {
 		return
 	}
 	if f.used {
-		s.put(f, f.found) // it is not to be kept any more
+		s.put(f, f.found) // it need not be kept any more
 	}
-	s.leaveLater(f)
+	s.scheduleLeave(f)
 }
 
-// leaveLater withdraws the interest some time after the last use; s.mu is held. A service without instances is not
-// followed any longer than that: it may have been removed, and if it is created again the cluster refuses it until no
-// worker is interested in the former one.
-func (s *session) leaveLater(f *followed) {
-	if len(f.instances) == 0 && (!f.used || f.empty) && f.leave.IsZero() {
-		f.leave = time.Now().Add(s.times.keep)
+// scheduleLeave withdraws the interest some time after the last use. The caller holds s.mu. A service without instances
+// is not tracked longer than that: it may have been removed, and if it is created again the cluster rejects it while
+// any worker is interested in the former one.
+func (s *session) scheduleLeave(f *trackedService) {
+	if len(f.instances) == 0 && (!f.used || f.empty) && f.leaveAt.IsZero() {
+		f.leaveAt = time.Now().Add(s.times.linger)
 		s.wake()
 	}
 }
@@ -152,16 +154,16 @@ func (s *session) status(i *hostedInstance) instanceStatus {
 }
 
 // refresh queries a service again, since the reply to an older query may precede a change.
-func (s *session) refresh(f *followed) {
+func (s *session) refresh(f *trackedService) {
 	if f.query.sent {
 		f.stale = true
 		return
 	}
-	f.query.ask(time.Now(), s.times.retry)
+	f.query.schedule(time.Now(), s.times.retry)
 	s.wake()
 }
 
-func (s *session) takeNotice(name string, payload []byte) error {
+func (s *session) handleNotice(name string, payload []byte) error {
 	if err := decodeNotice(payload); err != nil {
 		return err
 	}
@@ -173,8 +175,8 @@ func (s *session) takeNotice(name string, payload []byte) error {
 	return nil
 }
 
-// takeTable takes an answer. Answers to queries of others are ignored.
-func (s *session) takeTable(payload []byte) error {
+// handleTable handles a reply. Replies to queries of others are ignored.
+func (s *session) handleTable(payload []byte) error {
 	r, err := decodeTable(payload, s.ranges)
 	if err != nil {
 		return err
@@ -182,7 +184,7 @@ func (s *session) takeTable(payload []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if addr, err := netip.ParseAddr(r.Key); err == nil {
-		s.takeLookup(addr, r)
+		s.handleLookup(addr, r)
 		return nil
 	}
 	f := s.services[r.Key]
@@ -196,33 +198,33 @@ func (s *session) takeTable(payload []byte) error {
 		s.leaveLocked(r.App)
 		return nil
 	}
-	s.takeService(f, r)
+	s.handleService(f, r)
 	s.check(f, f.find(r))
 	return nil
 }
 
 // check compares a reply with the instances of this worker, and announces those that the cluster does not know.
-func (s *session) check(f *followed, found map[int]location) {
+func (s *session) check(f *trackedService, found map[int]location) {
 	now := time.Now()
 	if wrong := s.compare(f, found); wrong == nil {
-		f.query = question{next: now.Add(s.times.again), pause: s.times.retry}
+		f.query = pendingQuery{next: now.Add(s.times.requery), pause: s.times.retry}
 	} else {
-		f.query.sent = false // the query that follows checks the announcement
+		f.query.sent = false // the next query checks the announcement
 		s.send(wrong...)
 	}
 	if f.stale {
 		f.stale = false
-		f.query.ask(now, s.times.retry)
+		f.query.schedule(now, s.times.retry)
 		s.wake()
 	}
 }
 
 // find returns the entries of a reply for instances of this worker.
-func (f *followed) find(r tableResult) map[int]location {
+func (f *trackedService) find(r tableResult) map[int]location {
 	found := map[int]location{}
 	for _, e := range r.Instances {
 		if f.instances[*e.Number] != nil {
-			found[*e.Number], _ = e.locate("") // was checked
+			found[*e.Number], _ = e.locate("") // was validated
 		}
 	}
 	return found
@@ -230,7 +232,7 @@ func (f *followed) find(r tableResult) map[int]location {
 
 // compare returns the messages to announce, or nil if the cluster knows all instances of this worker. The result is
 // empty, but not nil, if the cluster does not know the instance at all, since it would drop the message.
-func (s *session) compare(f *followed, found map[int]location) []message {
+func (s *session) compare(f *trackedService, found map[int]location) []message {
 	var out []message
 	for number, i := range f.instances {
 		l, known := found[number]
@@ -238,17 +240,17 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 			continue
 		}
 		if !known {
-			if !i.impossible {
+			if !i.unknown {
 				s.log.Warn("the cluster does not know an instance that runs here", "service", i.app, "instance", number)
 			}
-			i.impossible = true
+			i.unknown = true
 			i.answered(false)
 			if out == nil {
 				out = []message{}
 			}
 			continue
 		}
-		i.impossible = false
+		i.unknown = false
 		if m, wrong := s.compareOne(i, l); wrong {
 			out = append(out, m)
 		}
@@ -277,7 +279,7 @@ func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 		if i.lost.IsZero() {
 			i.lost = time.Now()
 		}
-		if time.Since(i.lost) < 2*s.times.again {
+		if time.Since(i.lost) < 2*s.times.requery {
 			return message{}, false
 		}
 		i.confirmed = false
@@ -285,7 +287,7 @@ func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	return message{topic: topicDeployed, body: s.status(i)}, true
 }
 
-// leaveLocked withdraws the interest in a service that is not followed any more; s.mu is held.
+// leaveLocked withdraws the interest in a service that is not tracked any more. The caller holds s.mu.
 func (s *session) leaveLocked(app string) {
 	delete(s.services, app)
 	s.send(message{topic: topicInterestRemove, body: interestRemove{app}}, message{topic: updateTopic(app),

@@ -17,11 +17,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// picture is all that a message may change of a session.
-func (s *session) picture() (lines []string) {
+// snapshot returns everything of a session that a message may change.
+func (s *session) snapshot() (lines []string) {
 	for _, name := range slices.Sorted(maps.Keys(s.services)) {
 		f := s.services[name]
-		lines = append(lines, fmt.Sprintf("%s %t %+v %+v %t %v %t", name, f.used, f.found, f.query, f.stale, f.leave,
+		lines = append(lines, fmt.Sprintf("%s %t %+v %+v %t %v %t", name, f.used, f.found, f.query, f.stale, f.leaveAt,
 			f.leaving))
 		for _, n := range slices.Sorted(maps.Keys(f.instances)) {
 			lines = append(lines, fmt.Sprintf("%s %d %+v", name, n, *f.instances[n]))
@@ -30,15 +30,15 @@ func (s *session) picture() (lines []string) {
 	for addr, l := range s.lookups {
 		lines = append(lines, fmt.Sprintf("lookup %v %+v", addr, *l))
 	}
-	return append(lines, fmt.Sprint(s.assigned, s.subnet, s.outgoing, s.heard))
+	return append(lines, fmt.Sprint(s.assigned, s.subnet, s.outgoing, s.lastMessage))
 }
 
-// hostile is a message that is refused, and the field that the log names. The topic is the part after nodes/ID/net/.
+// hostile is a message that is rejected, and the field that the log names. The topic is the part after nodes/ID/net/.
 type hostile struct{ topic, payload, field string }
 
 const hostileHost = `"namespace_ip":"10.18.1.9","namespace_ip_v6":"fc00::109","host_ip":"192.168.77.66","host_port":50103,`
 
-// hostileEntries are lists of instances, of which the last is wrong: the ones before it must not be taken.
+// hostileEntries are lists of instances, of which the last is invalid: the ones before it must not be applied.
 func hostileEntries() []hostile {
 	good := fmt.Sprintf(`{"instance_number":0,%s"service_ip":[{"IpType":"RR","Address":"10.30.0.9"}]}`, hostileHost)
 	virtual := func(more string) string { return `{"instance_number":7,"service_ip":[` + more + `]}` }
@@ -81,7 +81,7 @@ func hostileEntries() []hostile {
 	return all
 }
 
-// hostileMessages are of all topics that a worker subscribes to, and of others.
+// hostileMessages are messages on all topics that a worker subscribes to, and on others.
 func hostileMessages() []hostile {
 	all := []hostile{
 		{topicSubnetResult, `{"addressv6":"fc00::"}`, "address"},
@@ -123,7 +123,7 @@ func hostileMessages() []hostile {
 			all = append(all, hostile{topic, text, "payload"})
 		}
 	}
-	for _, key := range []string{otherApp, "10.30.0.77"} { // what was asked by name, and by address
+	for _, key := range []string{otherApp, "10.30.0.77"} { // queried by name, and by address
 		table := func(list, field string) hostile {
 			return hostile{topicTableResult, fmt.Sprintf(`{"app_name":%q,"query_key":%q,"instance_list":%s}`, otherApp, key,
 				list), field}
@@ -146,7 +146,7 @@ func longList(n int) string {
 	return "[" + b.String()[1:] + "]"
 }
 
-// Whatever is wrong with a message, it is refused as a whole: the log names topic and field, and nothing changes.
+// An invalid message is rejected as a whole: the log names topic and field, and nothing changes.
 func TestHostileMessages(t *testing.T) {
 	s, told := newQuietSession()
 	log := &safeBuffer{}
@@ -157,7 +157,7 @@ func TestHostileMessages(t *testing.T) {
 	s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})
 	s.answer(t, otherApp, "10.30.0.2", "["+entryOf(0, hostileHost)+"]")
 	s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.77")}})
-	before, knew := s.picture(), len(*told)
+	before, knew := s.snapshot(), len(*told)
 	for _, h := range hostileMessages() {
 		topic, other := strings.CutPrefix(h.topic, "/")
 		if !other {
@@ -174,13 +174,13 @@ func TestHostileMessages(t *testing.T) {
 			strings.Count(said, "\n") != 1 || len(said) > 1000 {
 			t.Errorf("%s: %s: not %q but %.1000q", topic, short, want, said)
 		}
-		if diff := cmp.Diff(before, s.picture()); diff != "" || len(*told) != knew {
+		if diff := cmp.Diff(before, s.snapshot()); diff != "" || len(*told) != knew {
 			t.Fatalf("%s: %s: the agent got %v; changed:\n%s", topic, short, (*told)[knew:], diff)
 		}
 	}
 }
 
-// The largest lists do not fill the memory before they are refused.
+// Lists that are too large are rejected before they are decoded into memory.
 func TestHugeListsAreNotDecoded(t *testing.T) {
 	one := `{"app_name":"a","query_key":"a","instance_list":[`
 	for _, text := range []string{one + strings.Repeat("{},", maxMessage/3-100) + "{}]}",

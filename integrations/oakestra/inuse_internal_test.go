@@ -10,19 +10,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// newQuietSession is a session without a connection, and what the agent got from it.
+// newQuietSession returns a session without a connection, and the results that the agent got from it.
 func newQuietSession() (*session, *[]link.Result) {
 	told := &[]link.Result{}
 	s := &session{sessionOptions: sessionOptions{worker: testWorker, times: defaultTimes,
 		resolved: func(r link.Result) { *told = append(*told, r) }},
-		changed: make(chan struct{}, 1), services: map[string]*followed{}, lookups: map[netip.Addr]*lookup{}}
+		changed: make(chan struct{}, 1), services: map[string]*trackedService{}, lookups: map[netip.Addr]*lookup{}}
 	for _, text := range []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"} {
 		s.ranges = append(s.ranges, netip.MustParsePrefix(text))
 	}
 	return s, told
 }
 
-// last is what the agent received last of a service.
+// last returns the last result of a service that the agent got.
 func last(t *testing.T, told *[]link.Result) link.Record {
 	t.Helper()
 	if len(*told) == 0 || (*told)[len(*told)-1].Put == nil {
@@ -33,14 +33,14 @@ func last(t *testing.T, told *[]link.Result) link.Record {
 
 func (s *session) answer(t *testing.T, app, key, list string) {
 	t.Helper()
-	if err := s.takeTable(fmt.Appendf(nil, `{"app_name":%q,"query_key":%q,"instance_list":%s}`, app, key,
+	if err := s.handleTable(fmt.Appendf(nil, `{"app_name":%q,"query_key":%q,"instance_list":%s}`, app, key,
 		list)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // A release that crosses the message to keep the service, or arrives before its last instance here ends, leaves no
-// entry behind: the agent hears that it is not to be kept.
+// entry behind: the agent learns that it need not be kept.
 func TestReleaseBeforeTheLastInstanceEnds(t *testing.T) {
 	s, told := newQuietSession()
 	s.add(hostedInstance{app: testApp, number: 0, four: netip.MustParseAddr("10.18.0.2")})
@@ -54,12 +54,12 @@ func TestReleaseBeforeTheLastInstanceEnds(t *testing.T) {
 		t.Errorf("after the last instance: got %+v", got)
 	}
 	s.request(link.Request{Release: []string{recordPrefix + testApp}})
-	if f := s.services[testApp]; f.used || f.leave.IsZero() {
+	if f := s.services[testApp]; f.used || f.leaveAt.IsZero() {
 		t.Errorf("after the release: %+v", f)
 	}
 }
 
-// A cluster that gives one name to all addresses does not fill the memory.
+// A cluster that gives one name to all addresses does not exhaust the memory.
 func TestAddressesWithoutInstancesAreBounded(t *testing.T) {
 	s, told := newQuietSession()
 	addr := netip.MustParseAddr("10.30.0.0")
@@ -76,7 +76,7 @@ func TestAddressesWithoutInstancesAreBounded(t *testing.T) {
 	}
 }
 
-// Instances follow an answer that has none of the service's addresses in the ranges.
+// A reply without any of the service's addresses in the ranges still updates the instances.
 func TestInstancesWithoutUsableAddresses(t *testing.T) {
 	s, told := newQuietSession()
 	s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})
@@ -90,7 +90,7 @@ func TestInstancesWithoutUsableAddresses(t *testing.T) {
 	}
 }
 
-// A new id of the node does not cut off what services use.
+// Services that are in use survive a new id of the node.
 func TestLookupsAfterANewRegistration(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(otherApp)

@@ -26,20 +26,20 @@ import (
 type job struct {
 	Name     string `json:"name"`
 	Instance int    `json:"instance"`
-	// Modules are decoded for the deployment: decoded values take many times the memory of their text.
+	// Modules are decoded at the deployment: decoded values take many times the memory of their text.
 	Modules json.RawMessage `json:"modules,omitempty"`
-	// Wrong is the reason why the modules cannot be read. The instance is then rejected, since it must not run without its
-	// firewall.
+	// Wrong is the reason why the modules cannot be decoded. The instance is then rejected, since it must not run without
+	// its firewall.
 	Wrong string `json:"wrong,omitempty"`
 	// Doubtful is set when a newer message may have been missed.
 	Doubtful bool `json:"doubtful,omitempty"`
 
-	worker   string // the id that the message was for: it may come late, after NodeEngine has another one
-	prepared bool   // or was tried to be
+	worker   string // id of the worker that received it: a message may arrive after NodeEngine has got another id
+	prepared bool   // preparation succeeded or failed
 }
 
-// Limits of jobs: of those stored until they are deployed, of their bytes in the state and in the inbox each, and of a
-// single one.
+// Limits of jobs: of the number stored until deployment, of their bytes in the state and in the inbox each, and of the
+// bytes of a single one.
 const (
 	maxJobs       = 256
 	maxJobBytes   = 512 << 10
@@ -47,7 +47,7 @@ const (
 	maxModules    = 16 // of one instance: a control plane takes many times the memory of a module's text
 )
 
-// limitJobs removes the oldest jobs of more than may be kept, and logs that.
+// limitJobs removes the oldest jobs beyond the limits, and logs that.
 func limitJobs(all []job, log *slog.Logger) []job {
 	first, bytes := len(all), 0
 	for first > 0 && len(all)-first < maxJobs {
@@ -68,8 +68,8 @@ func limitJobs(all []job, log *slog.Logger) []job {
 // topicJob is the cluster manager's topic below nodes/ID/.
 const topicJob = "control/deploy"
 
-// readJob decodes a job as the cluster manager and the resource abstractor write it. It returns an *invalid if the
-// job does not say which instance it is of; one without a number is of instance 0 if any is allowed.
+// readJob decodes a job as the cluster manager and the resource abstractor encode it. It returns an *invalid if the job
+// does not identify an instance; one without a number is of instance 0 if anyInstance is set.
 func readJob(data []byte, anyInstance bool) (job, error) {
 	var in struct {
 		Name     string          `json:"job_name"`
@@ -97,16 +97,16 @@ func readJob(data []byte, anyInstance bool) (job, error) {
 	return j, nil
 }
 
-// readModules parses ebpfModules of a job. Its size is bounded before it is decoded, because it comes from the network;
+// readModules parses ebpfModules of a job. Its size is limited before decoding, because it comes from the network;
 // errors name the element.
-func readModules(data json.RawMessage) ([]wanted, error) {
+func readModules(data json.RawMessage) ([]moduleRequest, error) {
 	if len(data) == 0 {
 		return nil, nil
 	}
 	if len(data) > maxJobModules {
 		return nil, &invalid{"ebpfModules", fmt.Sprintf("has %d bytes, more than %d", len(data), maxJobModules)}
 	}
-	var all []wanted
+	var all []moduleRequest
 	err := decode(data, &all)
 	var wrong *invalid
 	if errors.As(err, &wrong) {
@@ -124,7 +124,7 @@ func readModules(data json.RawMessage) ([]wanted, error) {
 }
 
 // checkModules returns an *invalid if the modules of an SLA are too many, or one names a file.
-func checkModules(all []wanted) error {
+func checkModules(all []moduleRequest) error {
 	if len(all) > maxModules {
 		return &invalid{"ebpfModules", fmt.Sprintf("has %d modules, more than %d", len(all), maxModules)}
 	}
@@ -136,8 +136,8 @@ func checkModules(all []wanted) error {
 	return nil
 }
 
-// refuseFile returns an *invalid if a config names a file: the agent would read it as root, and a client, or the one
-// who writes the SLA, would choose which.
+// refuseFile returns an *invalid if a config names a file: the agent would read it as root, and a client, or the author
+// of the SLA, would choose which.
 func refuseFile(field string, config any) error {
 	if file := findFile(config); file != "" {
 		return &invalid{field + file, "names a file of the node; remove it, or have the node's operator deploy this module " +
@@ -169,11 +169,11 @@ func findFile(config any) string {
 }
 
 // inbox has received jobs that are not in the state yet, so that messages do not wait for a deployment that holds the
-// state.
+// lock of the state.
 type inbox struct {
 	mu     sync.Mutex
 	all    []job
-	missed bool // jobs in the state may be outdated
+	missed bool // messages may have been missed: jobs in the state may be outdated
 }
 
 func (b *inbox) add(j job, log *slog.Logger) {
@@ -182,8 +182,8 @@ func (b *inbox) add(j job, log *slog.Logger) {
 	b.all = limitJobs(append(b.all, j), log)
 }
 
-// doubt records that messages may have been missed until now.
-func (b *inbox) doubt() {
+// markMissed records that messages may have been missed until now.
+func (b *inbox) markMissed() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.missed = true
@@ -222,8 +222,8 @@ func (l *Listener) keepJobs() error {
 	return l.save()
 }
 
-// takeJob takes a job of the cluster manager.
-func (s *session) takeJob(payload []byte) error {
+// handleJob handles a job of the cluster manager.
+func (s *session) handleJob(payload []byte) error {
 	j, err := readJob(payload, false)
 	if err != nil {
 		return err
@@ -238,7 +238,7 @@ func (s *session) takeJob(payload []byte) error {
 // modulesOf returns the modules for an instance. If NodeEngine repeats its request, these are the modules of the
 // service. If the message of the cluster manager may have been missed, it requests the job; if that fails, a known
 // service keeps its modules.
-func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, error) {
+func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]moduleRequest, error) {
 	if in.Modules != nil {
 		return in.Modules, nil
 	}
@@ -246,7 +246,7 @@ func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, erro
 	err := l.keepJobs()
 	j, old, cluster := l.state.job(in.Name, in.Instance), l.state.service(in.Name, in.Instance), l.state.Cluster
 	again := old != nil && old.Ready && old.PID == in.PID
-	has := l.state.modulesOf(in.Name) // now: a sweep may release the service with its modules
+	has := l.state.modulesOf(in.Name) // before a sweep can release the service with its modules
 	l.mu.Unlock()
 	switch {
 	case err != nil:
@@ -260,11 +260,11 @@ func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, erro
 		}
 	}
 	if err == nil {
-		var modules []wanted
+		var modules []moduleRequest
 		if modules, err = j.read(); err != nil {
 			return nil, fmt.Errorf("the SLA of the service: %w", err)
 		}
-		return append([]wanted{}, modules...), nil
+		return append([]moduleRequest{}, modules...), nil
 	}
 	if len(has) > 0 {
 		l.log.Warn("a service starts with the modules that it had: those that the SLA demands now are unknown",
@@ -276,32 +276,32 @@ func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, erro
 	}
 	l.log.Warn("a service starts without modules of its SLA, if it has any: set oakestra.requireModules to refuse that",
 		"service", in.Name, "instance", in.Instance, "error", err)
-	return []wanted{}, nil
+	return []moduleRequest{}, nil
 }
 
 // read decodes the modules.
-func (j job) read() ([]wanted, error) {
+func (j job) read() ([]moduleRequest, error) {
 	if j.Wrong != "" {
 		return nil, errors.New(j.Wrong)
 	}
 	return readModules(j.Modules)
 }
 
-// modulesOf returns the modules that a service has, and never nil.
-func (s *state) modulesOf(name string) []wanted {
-	all := []wanted{}
+// modulesOf returns the modules of a service, never nil.
+func (s *state) modulesOf(name string) []moduleRequest {
+	all := []moduleRequest{}
 	for _, m := range s.Modules {
 		if m.Service == name && m.deployed() {
-			all = append(all, wanted{m.Name, m.Config})
+			all = append(all, moduleRequest{m.Name, m.Config})
 		}
 	}
 	return all
 }
 
-// askLimit is for the resource abstractor: NodeEngine waits for the deployment.
-const askLimit = 2 * time.Second
+// abstractorTimeout is the timeout of requests to the resource abstractor: NodeEngine waits for the deployment.
+const abstractorTimeout = 2 * time.Second
 
-// abstractor is the cluster's resource abstractor.
+// abstractor returns the URL of the cluster's resource abstractor.
 func (l *Listener) abstractor(cluster string) string {
 	return "http://" + net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(l.options.Abstractor))
 }
@@ -310,7 +310,7 @@ var errNoJob = errors.New("the cluster's resource abstractor has no such service
 
 // askJob fetches the job of an instance from the cluster's resource abstractor.
 func askJob(ctx context.Context, base string, in deployment) (*job, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	ctx, cancel := context.WithTimeout(ctx, abstractorTimeout)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/api/v1/jobs/?job_name="+url.QueryEscape(in.Name), nil)
 	if err != nil {
@@ -343,9 +343,9 @@ func askJob(ctx context.Context, base string, in deployment) (*job, error) {
 	return nil, errNoJob
 }
 
-// hasModules reports whether a service has all that is wanted of it.
-func (s *state) hasModules(name string, want []wanted) bool {
-	return !slices.ContainsFunc(want, func(w wanted) bool {
+// hasModules reports whether a service has all modules of want.
+func (s *state) hasModules(name string, want []moduleRequest) bool {
+	return !slices.ContainsFunc(want, func(w moduleRequest) bool {
 		return !slices.ContainsFunc(s.Modules, func(m module) bool {
 			return m.Service == name && m.Name == w.Name && reflect.DeepEqual(m.Config, w.Config)
 		})
@@ -357,7 +357,7 @@ func (s *state) job(name string, instance int) *job {
 	if i < 0 {
 		return nil
 	}
-	j := s.Jobs[i] // the state may change while it is used
+	j := s.Jobs[i] // a copy, since the state may change while it is used
 	return &j
 }
 
@@ -377,8 +377,8 @@ func (l *Listener) rememberModules(gone service) error {
 	return nil
 }
 
-// forgetJob removes the job of an instance that is deployed already.
-func (l *Listener) forgetJob(in deployment) error {
+// removeJob removes the job of an instance that is deployed already.
+func (l *Listener) removeJob(in deployment) error {
 	if l.state.job(in.Name, in.Instance) == nil {
 		return nil
 	}

@@ -47,7 +47,7 @@ func TestNamesOfModules(t *testing.T) {
 	}
 }
 
-// A job with modules that cannot be read is kept, so that the instance is refused.
+// A job with modules that cannot be decoded is kept, so that the instance is rejected.
 func TestJobs(t *testing.T) {
 	const head = `{"_id":"1","job_name":"a.b.c.d","instance_number":3,"image":"x","ebpfModules":`
 	for text, want := range map[string]struct{ field, wrong string }{
@@ -87,7 +87,7 @@ func TestJobs(t *testing.T) {
 	}
 }
 
-// The newest job of an instance counts, and many of them push out the oldest.
+// The newest job of an instance counts, and beyond the limit the oldest jobs are dropped.
 func TestKeptJobs(t *testing.T) {
 	l := &Listener{file: t.TempDir() + "/oakestra.json", log: slog.New(slog.DiscardHandler)}
 	for i := range maxJobs + 10 {
@@ -111,7 +111,7 @@ func TestKeptJobs(t *testing.T) {
 	}
 }
 
-// Jobs are bounded in bytes, and so is the file: neither the number of jobs nor nested configs make it large.
+// The bytes of jobs and of the file are limited: neither the number of jobs nor nested configs make it large.
 func TestLargeJobs(t *testing.T) {
 	log := &safeBuffer{}
 	l := &Listener{file: t.TempDir() + "/oakestra.json", log: slog.New(slog.NewTextHandler(log, nil))}
@@ -151,7 +151,7 @@ func TestLargeJobs(t *testing.T) {
 	}
 }
 
-// A redirect of the abstractor is no answer.
+// A redirect of the abstractor is not followed.
 func TestAbstractorRedirects(t *testing.T) {
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `[{"job_name":"a.b.c.d"}]`)
@@ -168,7 +168,7 @@ func TestAbstractorRedirects(t *testing.T) {
 	}
 }
 
-// What comes for a former id of the worker is not for the new one.
+// A message for a former id of the worker does not apply to the new one.
 func TestJobsOfAFormerWorker(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -187,7 +187,8 @@ func TestJobsOfAFormerWorker(t *testing.T) {
 	}
 }
 
-// After the broker was away a job may be an old one: the abstractor is asked, and the job counts if it does not answer.
+// After the broker was unreachable a job may be outdated: the abstractor is queried, and the job is used if it does not
+// reply.
 func TestDoubtfulJobs(t *testing.T) {
 	m := newMember(t)
 	abstractor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -236,9 +237,9 @@ func TestDoubtfulJobs(t *testing.T) {
 	want("second")
 }
 
-// A container that ends before NodeEngine has heard of its deployment is deployed again. A sweep may remove the service
-// in between: what the SLA demands is known nevertheless, even if the abstractor does not answer. Of an instance that
-// is undeployed, nothing is left.
+// A container that ends before NodeEngine has received the response to its deployment is deployed again. A sweep may
+// remove the service in between: the modules of the SLA are known nevertheless, even if the abstractor does not reply.
+// An undeployed instance leaves nothing behind.
 func TestSweptServicesLeaveTheirModules(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -261,7 +262,7 @@ func TestSweptServicesLeaveTheirModules(t *testing.T) {
 		m.l.agent = newAgent(socket)
 		m.l.state.Services = []service{{Name: testApp, Number: 7, Ready: true}, {Name: otherApp, Number: 8, Ready: true}}
 		m.l.state.Modules = []module{{Name: "firewall", Config: map[string]any{"rules": []any{}}, Service: testApp}}
-		return m.l.sweepServices(t.Context()) // there are no such interfaces
+		return m.l.sweepServices(t.Context()) // the interfaces do not exist
 	}
 	if err := sweep(); err != nil {
 		t.Fatal(err)
@@ -289,7 +290,7 @@ func TestSweptServicesLeaveTheirModules(t *testing.T) {
 	}
 }
 
-// What a sweep remembers takes no place of what the cluster manager has announced.
+// Jobs that a sweep stores do not displace jobs announced by the cluster manager.
 func TestSweptServicesPushOutNoJobs(t *testing.T) {
 	l := &Listener{log: slog.New(slog.DiscardHandler)}
 	l.state.Modules = []module{{Name: "firewall", Service: testApp}}
@@ -318,7 +319,7 @@ func TestFilesInModules(t *testing.T) {
 	}
 }
 
-// NodeEngine passes on what the SLA says: it must not name files of the node.
+// NodeEngine forwards the content of the SLA: it must not name files of the node.
 func TestFilesInDeployments(t *testing.T) {
 	l := &Listener{log: slog.New(slog.DiscardHandler)}
 	l.state.Worker = testWorker
@@ -335,7 +336,7 @@ func TestFilesInDeployments(t *testing.T) {
 	}
 }
 
-// Neither the request of NodeEngine nor a job may start any number of modules.
+// Neither a request of NodeEngine nor a job may start an unlimited number of modules.
 func TestManyModulesInADeployment(t *testing.T) {
 	l := &Listener{log: slog.New(slog.DiscardHandler)}
 	l.state.Worker = testWorker

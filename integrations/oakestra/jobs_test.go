@@ -20,7 +20,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// abstractor plays the cluster's resource abstractor: jobs as it stores them.
+// abstractor simulates the cluster's resource abstractor, with jobs as it stores them.
 type abstractor struct {
 	port int
 	mu   sync.Mutex
@@ -54,14 +54,14 @@ func (a *abstractor) set(app, modules string) {
 		modules)
 }
 
-// jobText is what the cluster manager publishes.
+// jobText returns a job as the cluster manager publishes it.
 func jobText(app string, instance int, modules string) string {
 	return fmt.Sprintf(`{"_id": "6650000000000000000000e1", "job_name": %q, "applicationID": "1", "image": "x", `+
 		`"instance_list": [{"instance_number": 0, "worker_id": "w1"}], "port": "80:80", "ebpfModules": %s, `+
 		`"instance_number": %d}`, app, modules, instance)
 }
 
-// modulesFor are the names of the modules of one service in the order of their ids.
+// modulesFor returns the names of the modules of one service in the order of their ids.
 func (n *node) modulesFor(app string) (names []string) {
 	for _, m := range list[v1.Module](n, "module") {
 		if m.Spec.Attach.Services == "oakestra.io/service="+app {
@@ -71,7 +71,7 @@ func (n *node) modulesFor(app string) (names []string) {
 	return names
 }
 
-// TestModulesOfJobs deploys services whose modules come with the cluster manager's message, or are asked for.
+// TestModulesOfJobs deploys services whose modules come with the cluster manager's message, or from the abstractor.
 func TestModulesOfJobs(t *testing.T) {
 	n, c := newClusterNode(t, "")
 	a := newAbstractor(n)
@@ -136,8 +136,8 @@ func TestModulesOfJobs(t *testing.T) {
 	deployed("a.t.other.t", "a service without modules")
 }
 
-// TestModulesAreKept deploys an instance again, without its modules: whether or not the service has to be connected
-// again, it has them after that too, and what it has also counts if the cluster cannot be asked.
+// TestModulesAreKept deploys an instance again, without its modules: the service keeps them, whether or not it has to
+// be connected again, also if the cluster cannot be queried.
 func TestModulesAreKept(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -166,12 +166,11 @@ func (n *node) config() string {
 	return string(text)
 }
 
-// TestFirstPacket sends from a container from the moment on that its interface is there: its firewall has to see the
-// first packet.
+// TestFirstPacket sends from a container as soon as its interface exists: its firewall must filter the first packet.
 func TestFirstPacket(t *testing.T) {
 	n := newNode(t)
 	register(n)
-	n.container().deploy("other.test.db.test", 0, "") // makes the bridge
+	n.container().deploy("other.test.db.test", 0, "") // creates the bridge
 	passed := n.sniff("oakbr")
 	for i := range 5 {
 		box := n.container()
@@ -192,7 +191,7 @@ func bigEndian(v uint16) uint16 { return v<<8 | v>>8 }
 
 const flooded = "kerb first packet"
 
-// flood sends UDP packets from the moment on that the interface of the service is there; it returns how many.
+// flood sends UDP packets as soon as the interface of the service exists; it returns how many.
 func (c *container) flood(stop chan struct{}) (sent int) {
 	err := c.do(func() error {
 		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
@@ -212,7 +211,7 @@ func (c *container) flood(stop chan struct{}) (sent int) {
 			}
 			i, err := net.InterfaceByName("oakestra0")
 			if err != nil {
-				time.Sleep(100 * time.Microsecond) // a pace, not a wait
+				time.Sleep(100 * time.Microsecond) // sets the packet rate; waits for nothing
 				continue
 			}
 			for range 100 {
@@ -228,7 +227,7 @@ func (c *container) flood(stop chan struct{}) (sent int) {
 	return sent
 }
 
-// TestOwner checks that what the integration makes is its own, and that what a user takes over by force remains the
+// TestOwner checks that the integration owns what it creates, and that what a user takes over by force remains the
 // user's, also after a start, and the node continues to deploy.
 func TestOwner(t *testing.T) {
 	n := newNode(t)
@@ -266,7 +265,7 @@ func TestOwner(t *testing.T) {
 	owners("oakestra-0 ", "service ")
 }
 
-// TestClaim has resources of a version without owners: its file does not say that they were claimed.
+// TestClaim starts with resources of a version without owners: its file does not contain that they were claimed.
 func TestClaim(t *testing.T) {
 	n := newNode(t)
 	register(n)

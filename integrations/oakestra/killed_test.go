@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/oaktest"
 )
 
-// killMoments is at how many moments of a request the process and the agent are killed.
+// killMoments returns at how many moments of a request the process and the agent are killed.
 func killMoments() int {
 	if os.Getenv("KERB_OAKESTRA_STEPS") != "" { // make test-oakestra
 		return 25
@@ -28,16 +28,16 @@ func killMoments() int {
 	return 3
 }
 
-// killers end with kill -9 what serves NodeEngine.
+// killers kill (SIGKILL) the processes that serve NodeEngine.
 func (n *node) killers() map[string]func() {
 	return map[string]func(){
 		"process": n.killProcess,
-		// which restarts the process without a delay, however often that was killed
+		// restarts the process without a delay, however often that was killed
 		"agent": func() { n.Kill(); n.start() },
 	}
 }
 
-// requestAndKill sends a request, which may fail, and kills after a time or its end.
+// requestAndKill sends a request, which may fail, and kills after a time, or when it has ended.
 func (n *node) requestAndKill(path, body string, after time.Duration, kill func()) {
 	n.T.Helper()
 	done := make(chan struct{})
@@ -57,11 +57,11 @@ func (n *node) requestAndKill(path, body string, after time.Duration, kill func(
 }
 
 // TestKilledInADeploymentWithModules floods from a container that is deployed with a firewall while the process or the
-// agent is killed: no packet passes, the deployment can be repeated, and both instances have addresses of their own.
+// agent is killed: no packet passes, the deployment can be repeated, and both instances have different addresses.
 func TestKilledInADeploymentWithModules(t *testing.T) {
 	n, moments := newNode(t), killMoments()
 	register(n)
-	four, six := n.container().deploy("other.test.db.test", 0, "") // makes the bridge
+	four, six := n.container().deploy("other.test.db.test", 0, "") // creates the bridge
 	used := map[string]string{four: "other", six: "other"}
 	passed := n.sniff("oakbr")
 	const modules = `,"ebpfModules":[{"name":"firewall","config":{}},{"name":"counter"}]`
@@ -99,8 +99,9 @@ func TestKilledInADeploymentWithModules(t *testing.T) {
 	}
 }
 
-// TestKilledInARegistration has NodeEngine register with a new id, while a service of the former one has a module, and
-// kills. After that the id has a subnet, no other one has it, and what is left of the service is protected or gone.
+// TestKilledInARegistration registers with a new id, while a service of the former one has a module, and kills the
+// process or the agent. Afterwards the id has a subnet that no other id has, and the rest of the service is protected
+// or removed.
 func TestKilledInARegistration(t *testing.T) {
 	n, c := newClusterNode(t, "")
 	moments := killMoments()
@@ -144,8 +145,8 @@ func TestKilledInARegistration(t *testing.T) {
 }
 
 // prepareFirewall announces an instance of appName with a firewall to a worker, and returns when its chains are linked.
-// A deployment then attaches them only: how long the kernel verifies them on a busy machine does not count against the
-// time that NodeEngine has.
+// A deployment then only attaches them: the time that the verifier takes on a busy machine does not count against
+// NodeEngine's timeout.
 func (n *node) prepareFirewall(c *oaktest.Cluster, worker string) {
 	n.T.Helper()
 	var sent time.Time
@@ -156,7 +157,7 @@ func (n *node) prepareFirewall(c *oaktest.Cluster, worker string) {
 				resource = m.Metadata.Name
 			}
 		}
-		if resource == "" && time.Since(sent) > time.Second { // one that comes before the worker has subscribed is lost
+		if resource == "" && time.Since(sent) > time.Second { // a message before the worker has subscribed is lost
 			c.Forge("nodes/"+worker+"/control/deploy", jobText(appName, 0, `[{"name": "firewall", "config": {}}]`))
 			sent = time.Now()
 		}
@@ -170,7 +171,7 @@ func (n *node) prepareFirewall(c *oaktest.Cluster, worker string) {
 	})
 }
 
-// awaitSubnet returns when the worker has a subnet, for which the answer to a registration waits 3 s at most.
+// awaitSubnet waits until the worker has a subnet. A registration itself waits for it at most 3 s.
 func (n *node) awaitSubnet(worker string) {
 	n.T.Helper()
 	n.Eventually(worker+" has a subnet", func() bool {
@@ -180,8 +181,8 @@ func (n *node) awaitSubnet(worker string) {
 	})
 }
 
-// sniff returns what reports whether a packet of a flood has come through an interface of the node since the last call.
-// On the port of a service it would see what a firewall drops.
+// sniff captures on an interface of the node. The result reports whether a packet of a flood has arrived since the last
+// call. On the port of a service it would also capture packets that a firewall drops.
 func (n *node) sniff(name string) (passed func() bool) {
 	n.T.Helper()
 	var sniffer int

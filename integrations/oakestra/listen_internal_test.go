@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A socket that is NodeEngine's default one is served once, without a warning.
+// A configured socket that equals NodeEngine's default is opened once, without a warning.
 func TestConfiguredDefaultSocket(t *testing.T) {
 	dir := t.TempDir()
 	var log bytes.Buffer

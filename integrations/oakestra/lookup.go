@@ -16,36 +16,36 @@ import (
 	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// recordPrefix is the prefix of the names of virtual services for the agent.
+// recordPrefix is the prefix of the agent's names of virtual services.
 const recordPrefix = v1.SourceOakestra + "."
 
-// lookup is the query for an address that a packet was sent to.
+// lookup is the query for the destination address of a packet.
 type lookup struct {
-	question
+	pendingQuery
 	until time.Time
 }
 
-// wants are the requests of the agent to this worker as a resolver.
-type wants struct {
+// usedServices tracks which services the agent uses, from its requests to this worker as a resolver.
+type usedServices struct {
 	mu      sync.Mutex
-	used    map[string]bool // services by name
+	used    map[string]bool // names of services
 	session *session        // nil before the registration
 }
 
-// followRequests passes on the requests of the agent until it is gone.
-func (w *wants) followRequests(agent *link.Agent) {
+// followRequests handles requests of the agent until it closes the connection.
+func (w *usedServices) followRequests(agent *link.Agent) {
 	for {
 		q, err := agent.Request()
 		if err != nil {
 			return
 		}
-		w.take(q)
+		w.handleRequest(q)
 	}
 }
 
-// take records the addresses that the agent uses and releases, for later sessions, and passes the request to the
-// current session, if any.
-func (w *wants) take(q link.Request) {
+// handleRequest records the addresses that the agent uses and releases, for later sessions, and passes the request to
+// the current session, if any.
+func (w *usedServices) handleRequest(q link.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, name := range q.Use {
@@ -59,9 +59,9 @@ func (w *wants) take(q link.Request) {
 	}
 }
 
-// attach sends further requests to a session, which gets the services that are in use now. What is looked up at this
-// moment is looked up again by the next packet.
-func (w *wants) attach(start func(used []string) *session) *session {
+// attach starts a session with the services that are in use now, and passes it further requests. A lookup that is under
+// way is lost, and repeated by the next packet.
+func (w *usedServices) attach(start func(used []string) *session) *session {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	used := slices.Collect(maps.Keys(w.used))
@@ -84,7 +84,8 @@ func (s *session) inUse() (all []string) {
 	return all
 }
 
-// request takes a request of the agent. A release of a service with instances here has crossed the message to keep it.
+// request handles a request of the agent. A release of a service with instances here has crossed the message to keep
+// it.
 func (s *session) request(q link.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,16 +103,17 @@ func (s *session) request(q link.Request) {
 	for _, name := range q.Release {
 		if f := s.services[strings.TrimPrefix(name, recordPrefix)]; f != nil && len(f.instances) == 0 {
 			f.used, f.found = false, link.Record{}
-			s.leaveLater(f)
+			s.scheduleLeave(f)
 		}
 	}
 	s.wake()
 }
 
-// maxLookups limits the queries for addresses: without a connection none is answered, and the agent sends more.
+// maxLookups limits the open queries for addresses: without a connection none gets a reply, and the agent sends more.
 const maxLookups = 4096
 
-// lookUp asks for an address; s.mu is held. What is too much the agent takes for unknown, and looks up again.
+// lookUp queries an address. The caller holds s.mu. Beyond maxLookups the query is dropped; the agent then treats the
+// address as unknown, and looks it up again.
 func (s *session) lookUp(addr netip.Addr, now time.Time) {
 	if len(s.lookups) >= maxLookups {
 		maps.DeleteFunc(s.lookups, func(_ netip.Addr, l *lookup) bool { return now.After(l.until) })
@@ -120,13 +122,13 @@ func (s *session) lookUp(addr netip.Addr, now time.Time) {
 		return
 	}
 	l := &lookup{until: now.Add(link.LookupLimit)}
-	l.ask(now, s.times.lookup)
+	l.schedule(now, s.times.lookup)
 	s.lookups[addr] = l
 }
 
-// takeLookup handles the reply to the query for an address. The caller holds s.mu. For a service without instances, the
-// agent gets only the address: the cluster notifies interested workers when there is an instance.
-func (s *session) takeLookup(addr netip.Addr, r tableResult) {
+// handleLookup handles the reply to the query for an address. The caller holds s.mu. For a service without instances,
+// the agent gets only the address: the cluster notifies interested workers when there is an instance.
+func (s *session) handleLookup(addr netip.Addr, r tableResult) {
 	if s.lookups[addr] == nil {
 		return
 	}
@@ -146,12 +148,12 @@ func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 	}
 	if !has(found.Spec, addr) {
 		s.resolved(link.Result{NotFound: addr})
-		s.leaveLater(f)
+		s.scheduleLeave(f)
 		return
 	}
-	f.used, f.found = true, link.Record{} // the agent waits for it, even if it is as before
+	f.used, f.found = true, link.Record{} // the agent waits for it, even if it is unchanged
 	s.put(f, found)
-	s.refresh(f) // the subscription follows the reply: a query by name finds changes in between
+	s.refresh(f) // the reply precedes the subscription: a query by name finds changes in between
 }
 
 func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
@@ -165,7 +167,7 @@ func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
 
 // found returns the record for a reply. The caller holds s.mu. A service keeps its addresses if the reply has none, as
 // for a service without instances.
-func (s *session) found(f *followed, r tableResult) link.Record {
+func (s *session) found(f *trackedService, r tableResult) link.Record {
 	found := link.Record{Name: recordPrefix + r.App, Spec: translation{s.ranges, s.own}.spec(r)}
 	if len(found.Spec.Addresses) == 0 {
 		found.Spec.Addresses = f.found.Spec.Addresses
@@ -173,10 +175,10 @@ func (s *session) found(f *followed, r tableResult) link.Record {
 	return found
 }
 
-// takeService passes the reply for a service to the agent. The caller holds s.mu. A service that the agent has from
-// before this process may have lost all its instances since: then its addresses are unknown, and the agent's instances
+// handleService passes the reply for a service to the agent. The caller holds s.mu. A service that the agent got from
+// an earlier process may have lost all its instances since: then its addresses are unknown, and the agent's instances
 // must be removed.
-func (s *session) takeService(f *followed, r tableResult) {
+func (s *session) handleService(f *trackedService, r tableResult) {
 	found := s.found(f, r)
 	switch {
 	case len(found.Spec.Addresses) > 0:
@@ -185,20 +187,20 @@ func (s *session) takeService(f *followed, r tableResult) {
 		s.drop(f, r.App)
 	}
 	if f.empty = len(r.Instances) == 0; f.used && !f.empty {
-		f.leave = time.Time{}
+		f.leaveAt = time.Time{}
 	}
-	s.leaveLater(f)
+	s.scheduleLeave(f)
 }
 
-// drop removes a service from the agent, which looks it up again when a client sends to it; s.mu is held.
-func (s *session) drop(f *followed, app string) {
+// drop removes a service from the agent, which looks it up again when a client sends to it. The caller holds s.mu.
+func (s *session) drop(f *trackedService, app string) {
 	f.used, f.found = false, link.Record{}
 	s.resolved(link.Result{Delete: recordPrefix + app})
 }
 
-// put passes a service on to the agent if it has changed; s.mu is held. Those with instances here are kept even
-// without a lookup: the proxy needs to know the addresses of its own instances.
-func (s *session) put(f *followed, found link.Record) {
+// put passes a service to the agent if it has changed. The caller holds s.mu. Services with instances here are kept
+// even without a lookup: the proxy needs the addresses of its own instances.
+func (s *session) put(f *trackedService, found link.Record) {
 	found.Keep = len(f.instances) > 0
 	if !f.used && !found.Keep || reflect.DeepEqual(found, f.found) && f.used {
 		return
@@ -207,7 +209,7 @@ func (s *session) put(f *followed, found link.Record) {
 	s.resolved(link.Result{Put: &found})
 }
 
-// setHost notes the address of this node; s.mu is held.
+// setHost sets the address of this node. The caller holds s.mu.
 func (s *session) setHost(host netip.Addr) {
 	s.host, s.own = host, map[netip.Addr]bool{host: true}
 	all, _ := net.InterfaceAddrs() // without them, local instances are treated as remote, which still works

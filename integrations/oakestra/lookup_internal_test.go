@@ -30,7 +30,7 @@ func (m *member) elsewhere(number int, address string) {
 		`"instance_number":%d,"nsip":%q,"nsipv6":"","host_port":"50103","host_ip":"192.168.77.12"}`, otherApp, number, address))
 }
 
-// proxy is a control plane that looks up addresses.
+// proxy subscribes as a control plane that looks up addresses.
 func (m *member) proxy() *resolve.Subscription {
 	s := m.table.Subscribe("proxy")
 	m.Cleanup(s.Close)
@@ -41,8 +41,8 @@ func lookup1(s *resolve.Subscription, addr string) {
 	s.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr(addr)}})
 }
 
-// finds is shows for a client that sends to an address until it has been looked up, which may take longer than
-// link.LookupLimit on a busy machine.
+// finds waits like shows, and repeats the lookup of the address: on a busy machine it may take longer than
+// link.LookupLimit.
 func (m *member) finds(s *resolve.Subscription, addr, app, want string) {
 	m.Helper()
 	wait.Until(m.T, addr+" is found", func() bool {
@@ -71,7 +71,7 @@ func (m *member) shows(app, want string) {
 	}, func() any { return got }, func() any { return m.cluster.Received() })
 }
 
-// The agent looks addresses up by the connection of the registration, and hears of every change.
+// The agent's lookups use the connection of the registration, and the agent is notified of every change.
 func TestLookups(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(otherApp)
@@ -111,7 +111,7 @@ func TestLookups(t *testing.T) {
 	m.shows(otherApp, "")
 }
 
-// A packet waits for the answer: the worker itself sends a query again, until the agent takes the address for unknown.
+// A packet waits for the reply: the worker repeats the query until the agent treats the address as unknown.
 func TestLookupIsRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newQuietSession()
@@ -132,7 +132,7 @@ func TestLookupIsRepeated(t *testing.T) {
 	})
 }
 
-// Recording 30: the service exists and has no instance yet. The worker holds the interest in its name, and receives the
+// Recording 30: the service exists and has no instance yet. The worker keeps its interest in the name, and receives the
 // notice.
 func TestLookupBeforeTheFirstInstance(t *testing.T) {
 	m := newMember(t)
@@ -144,7 +144,7 @@ func TestLookupBeforeTheFirstInstance(t *testing.T) {
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 }
 
-// A service without instances may have been removed, and created again with another id, which the cluster refuses while
+// A service without instances may have been removed, and created again with another id, which the cluster rejects while
 // a worker is interested in the former one. The agent looks it up again when a client sends to it.
 func TestInterestInEmptyServiceEnds(t *testing.T) {
 	m := newMember(t)
@@ -165,8 +165,8 @@ func TestInterestInEmptyServiceEnds(t *testing.T) {
 	}
 }
 
-// The agent has the services of this worker without asking, as the proxy must know their addresses; and a control
-// plane that uses one keeps it when the last instance here ends.
+// The agent has the services of this worker without a lookup, since the proxy needs their addresses. A control plane
+// that uses one keeps it when the last instance here ends.
 func TestOwnServicesAreKnown(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
@@ -186,7 +186,7 @@ func TestOwnServicesAreKnown(t *testing.T) {
 	m.shows(testApp, "")
 }
 
-// After a restart of this process the agent keeps what it uses.
+// After a restart of this process the agent keeps the services that it uses.
 func TestLookupsAfterARestart(t *testing.T) {
 	m := newMember(t)
 	m.keepInterest()
@@ -197,14 +197,14 @@ func TestLookupsAfterARestart(t *testing.T) {
 	m.l.leave()
 	m.elsewhere(0, "10.18.1.3")
 	m.start(m.l.file)
-	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
+	m.l.usedServices.handleRequest(link.Request{Use: []string{recordPrefix + otherApp}})
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.3@192.168.77.12")
 
 	m.l.leave()
 	m.cluster.Undeploy(otherApp, 0)
 	m.start(m.l.file)
-	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
-	m.shows(otherApp, "") // its instances are gone
+	m.l.usedServices.handleRequest(link.Request{Use: []string{recordPrefix + otherApp}})
+	m.shows(otherApp, "") // its instances were removed
 	m.finds(m.proxy(), "10.30.0.0", otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.4")
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.3=0 0:10.18.1.4@192.168.77.12")
@@ -215,14 +215,14 @@ func entryOf(number int, more string) string {
 		`"fdff:2000::2"},{"IpType":"instance_ip","Address":"10.30.1.%d","Address_v6":"fdff::%[3]d"}]}`, number, more, number+1)
 }
 
-// Answers to lookups that are odd, but not wrong: no address outside the ranges of this worker is taken over.
+// Unusual, but valid replies to lookups: no address outside the ranges of this worker is used.
 func TestOddAnswersToLookups(t *testing.T) {
 	s, told := newQuietSession()
 	addr := netip.MustParseAddr("10.30.0.2")
 	answer := func(text string) error {
 		*told = nil
 		s.request(link.Request{Lookup: []netip.Addr{addr}})
-		return s.takeTable([]byte(text))
+		return s.handleTable([]byte(text))
 	}
 	for _, text := range []string{
 		`{"app_name":"","instance_list":[` + entryOf(0, "") + `],"query_key":"10.30.0.2"}`,
@@ -233,7 +233,7 @@ func TestOddAnswersToLookups(t *testing.T) {
 			t.Errorf("%s: %v, got %+v", text, err, *told)
 		}
 	}
-	if f := s.services["b"]; f.used || f.leave.IsZero() { // the agent has nothing of it
+	if f := s.services["b"]; f.used || f.leaveAt.IsZero() { // the agent has nothing of it
 		t.Errorf("a service without the address is followed for good: %+v", f)
 	}
 	for _, addr = range []netip.Addr{addr, netip.MustParseAddr("fdff:2000::2")} { // two of a service without instances
@@ -264,14 +264,14 @@ func TestOddAnswersToLookups(t *testing.T) {
 		t.Errorf("%+v", spec.Instances)
 	}
 	*told = nil
-	if err := s.takeTable([]byte(odd)); err != nil || *told != nil {
+	if err := s.handleTable([]byte(odd)); err != nil || *told != nil {
 		t.Errorf("without a lookup: %v, got %+v", err, *told)
 	}
 }
 
-// Without a connection lookups do not fill the memory, and those that are over make room.
+// Without a connection the number of lookups is limited, and expired ones free their place.
 func TestLookupsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // no time passes, however long the machine takes
+	synctest.Test(t, func(t *testing.T) { // virtual time: independent of the machine's speed
 		s := &session{sessionOptions: sessionOptions{times: defaultTimes}, changed: make(chan struct{}, 1),
 			lookups: map[netip.Addr]*lookup{}}
 		addr := netip.MustParseAddr("10.30.0.0")
@@ -290,7 +290,7 @@ func TestLookupsAreBounded(t *testing.T) {
 	})
 }
 
-// An answer of the largest size becomes a virtual service that fits an update of control planes.
+// A reply of the largest size becomes a virtual service that fits an update of control planes.
 func TestHugeAnswer(t *testing.T) {
 	r := tableResult{App: "a.b"}
 	for n := range maxInstances {
@@ -313,7 +313,7 @@ func TestHugeAnswer(t *testing.T) {
 	}
 }
 
-// A tunnel sends to the port that an answer names, if the node is another one.
+// The tunnel sends to the port in a reply if the instance is on another node.
 func TestPortsOfNodes(t *testing.T) {
 	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
 	for more, want := range map[string]int{
@@ -337,7 +337,7 @@ func TestPortsOfNodes(t *testing.T) {
 	}
 }
 
-// What is no host is no node.
+// A text that is not a host address does not become a node.
 func TestNodesThatAreNone(t *testing.T) {
 	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
 	for host, want := range map[string]string{

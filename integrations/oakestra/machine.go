@@ -20,9 +20,9 @@ import (
 
 // A virtual machine (unikernel, crosvm) has a named network namespace, in which NodeEngine starts its hypervisor:
 //
-//	oakestra0   the veth to the bridge of the node, with the addresses of the service
-//	virbr0      192.168.1.1/30, fd6b:6572:62::1/126
-//	tap0        the port of virbr0 that the hypervisor opens; the machine has 192.168.1.2 and fd6b:6572:62::2
+// oakestra0   the veth to the bridge of the node, with the addresses of the service
+// virbr0      192.168.1.1/30, fd6b:6572:62::1/126
+// tap0        the port of virbr0 that the hypervisor opens; the machine has 192.168.1.2 and fd6b:6572:62::2
 //
 // The namespace is a router: it translates the addresses of the service to those of the machine, and back.
 const (
@@ -37,13 +37,13 @@ var (
 	machineAddresses = [...]netip.Addr{netip.MustParseAddr("192.168.1.2"), netip.MustParseAddr("fd6b:6572:62::2")}
 )
 
-// machineNamespace is the name that NodeEngine expects. Names of services have no slash.
+// machineNamespace returns the name of the namespace that NodeEngine expects. Names of services have no slash.
 func machineNamespace(name string, instance int) string {
 	return fmt.Sprintf("%s.instance.%d", name, instance)
 }
 
-// onHost runs f on a thread of its own, in the mount namespace of the node: a unit's own mounts do not reach
-// NodeEngine. The thread ends afterwards.
+// onHost runs f on a separate thread in the mount namespace of the node, since NodeEngine does not see mounts in the
+// namespace of a systemd unit. The thread ends afterwards.
 func onHost(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -62,7 +62,7 @@ func enterHostMounts() error {
 	var theirs, own unix.Stat_t
 	err := unix.Stat(host, &theirs)
 	if errors.Is(err, unix.EACCES) {
-		return nil // the first process belongs to another user namespace: no agent can enter its mounts
+		return nil // the first process belongs to another user namespace, whose mounts no agent can enter
 	}
 	if err := errors.Join(err, unix.Stat("/proc/thread-self/ns/mnt", &own)); err != nil {
 		return fmt.Errorf("mount namespace of the node: %w", err)
@@ -103,14 +103,14 @@ func openMachine(name string) (ns netns.NsHandle, inode uint64, err error) {
 	return ns, info.Ino, nil
 }
 
-// makeMachine makes the namespace with its bridge and tap. What has the name is replaced: names of this form are
-// NodeEngine's, and the file with the state may have been lost.
+// makeMachine creates the namespace with its bridge and tap. It replaces an existing namespace of that name: names of
+// this form are NodeEngine's, and the state file may have been lost.
 func makeMachine(name string, mtu int) (netns.NsHandle, uint64, error) {
 	if err := removeMachine(name); err != nil {
 		return netns.None(), 0, err
 	}
 	err := onHost(func() error {
-		ns, err := netns.NewNamed(name) // the thread is in it from now on
+		ns, err := netns.NewNamed(name) // switches the thread to the namespace
 		if err != nil {
 			return fmt.Errorf("network namespace %s: %w", name, err)
 		}
@@ -142,7 +142,7 @@ func removeMachine(name string) error {
 	})
 }
 
-// addMachineLinks runs in the namespace.
+// addMachineLinks adds the bridge and the tap. It runs in the namespace.
 func addMachineLinks(mtu int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.HardwareAddr = machineBridge, mtu, randomMAC()
@@ -172,11 +172,11 @@ func addMachineLinks(mtu int) error {
 	return nil
 }
 
-// translateMachine has the namespace translate the addresses of a number.
+// translateMachine adds NAT between the addresses of a number and those of the machine to the namespace.
 func (n *network) translateMachine(ns netns.NsHandle, number int) error {
 	c, err := nftables.New(nftables.WithNetNSFd(int(ns)))
 	if err != nil {
-		return lacksNAT(err)
+		return explainNATError(err)
 	}
 	table := c.AddTable(newTable(n.group))
 	in := c.AddChain(&nftables.Chain{Name: "in", Table: table, Type: nftables.ChainTypeNAT,
@@ -186,12 +186,12 @@ func (n *network) translateMachine(ns netns.NsHandle, number int) error {
 	four, six := n.addresses(number)
 	for i, own := range []netip.Addr{four.Addr(), six.Addr()} {
 		machine := machineAddresses[i]
-		c.AddRule(&nftables.Rule{Table: table, Chain: in, Exprs: joined(isFamily(own), isTo(own),
+		c.AddRule(&nftables.Rule{Table: table, Chain: in, Exprs: concat(isFamily(own), isTo(own),
 			natTo(expr.NATTypeDestNAT, machine))})
-		c.AddRule(&nftables.Rule{Table: table, Chain: out, Exprs: joined(isFamily(own),
+		c.AddRule(&nftables.Rule{Table: table, Chain: out, Exprs: concat(isFamily(own),
 			isFrom(netip.PrefixFrom(machine, machine.BitLen())), natTo(expr.NATTypeSourceNAT, own))})
 	}
-	return lacksNAT(c.Flush())
+	return explainNATError(c.Flush())
 }
 
 func isTo(a netip.Addr) []expr.Any {
@@ -207,7 +207,7 @@ func natTo(kind expr.NATType, to netip.Addr) []expr.Any {
 		&expr.NAT{Type: kind, Family: uint32(family(to)), RegAddrMin: 1}}
 }
 
-// purgeMachines removes the namespaces of all machines in the file with the state.
+// purgeMachines removes the namespaces of all machines in the state file.
 func purgeMachines(file string) error {
 	s, err := readState(file)
 	if err != nil {

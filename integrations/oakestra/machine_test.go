@@ -20,11 +20,11 @@ import (
 
 const machineNetns = "/run/netns/" + appName + ".instance.7"
 
-// deployMachine does what NodeEngine does for a unikernel. The name is of the whole
-// machine: no other test may run at the same time.
+// deployMachine does what NodeEngine does for a unikernel. The namespace's name is global on the machine: no other test
+// may run at the same time.
 func (n *node) deployMachine(more string) (four, six string) {
 	n.T.Helper()
-	n.T.Cleanup(func() { _ = netns.DeleteNamed(appName + ".instance.7") }) // of a test that has failed
+	n.T.Cleanup(func() { _ = netns.DeleteNamed(appName + ".instance.7") }) // of a failed test
 	body := fmt.Sprintf(`{"pid":0,"serviceName":%q,"instanceNumber":7%s}`, appName, more)
 	var r response
 	n.Eventually("a deployment in time", func() bool {
@@ -61,8 +61,8 @@ func openTap(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// boot connects a guest, whose network stack is a namespace with a tap, with the tap of the machine: frames are copied
-// from the one to the other.
+// boot connects a guest to the machine's tap. The guest's network stack is a namespace with a tap of its own; frames
+// are copied between the two.
 func (n *node) boot() *container {
 	n.T.Helper()
 	guest := n.container()
@@ -123,9 +123,9 @@ func (n *node) inMachine(f func() error) error {
 }
 
 // A virtual machine reaches other services and is reached, by the addresses of its service and by a mapped port, over
-// TCP, UDP and both versions of IP; after an undeploy nothing of it is left.
+// TCP, UDP and both versions of IP. An undeploy leaves nothing of it.
 func TestMachine(t *testing.T) {
-	n := newNodeAlone(t) // the names of machines are the host's
+	n := newNodeAlone(t) // names of machines are global on the host
 	register(n)
 	b := n.container()
 	b4, b6 := b.deploy("other.test.back.test", 0, "")
@@ -162,7 +162,7 @@ func TestMachine(t *testing.T) {
 	}
 }
 
-// A deployment that fails leaves no namespace, one that a killed agent has left does not prevent the next, and a purge
+// A failed deployment leaves no namespace, one that a killed agent has left does not prevent the next, and a purge
 // removes it.
 func TestMachinesThatAreLeft(t *testing.T) {
 	n := newNodeAlone(t)
@@ -182,7 +182,7 @@ func TestMachinesThatAreLeft(t *testing.T) {
 	}
 	n.start()
 	register(n)
-	n.deployMachine("") // the namespace is that of a deployment that the file does not know
+	n.deployMachine("") // the namespace of a deployment that is not in the file
 	if err := n.inMachine(func() error { _, err := netlink.LinkByName("oakestra0"); return err }); err != nil {
 		t.Error(err)
 	}

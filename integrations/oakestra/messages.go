@@ -39,13 +39,13 @@ type (
 		Address  string           `json:"namespace_ip"`
 		Address6 string           `json:"namespace_ip_v6"`
 		Host     string           `json:"host_ip"`
-		Port     any              `json:"host_port"` // a number, or text
+		Port     any              `json:"host_port"` // a number or a string
 		Virtual  virtualAddresses `json:"service_ip"`
 	}
 	tableEntries     []tableEntry
 	virtualAddresses []virtualAddress
 	virtualAddress   struct {
-		Type     string `json:"IpType"` // RR, or instance_ip
+		Type     string `json:"IpType"` // RR or instance_ip
 		Address  string `json:"Address"`
 		Address6 string `json:"Address_v6"`
 	}
@@ -82,8 +82,8 @@ const updatePrefix, updateSuffix = "jobs/", "/updates_available"
 
 func updateTopic(app string) string { return updatePrefix + app + updateSuffix }
 
-// appName matches names, of at most maxAppName bytes, that can be part of a topic and of a virtual service's name.
-// (Counting in an expression would make it a hundred times larger.)
+// appName matches names that can be part of a topic and of a virtual service's name. Their length is limited to
+// maxAppName bytes separately, as a repetition count would make the compiled expression a hundred times larger.
 var appName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 
 const maxAppName = 201
@@ -94,7 +94,7 @@ const (
 	maxInstances = 10000
 )
 
-// decode returns an *invalid that names the field if data does not fit v.
+// decode returns an *invalid that names the field if data does not match v.
 func decode(data []byte, v any) error {
 	if len(data) > maxMessage {
 		return &invalid{"payload", fmt.Sprintf("has %d bytes, more than %d", len(data), maxMessage)}
@@ -104,11 +104,11 @@ func decode(data []byte, v any) error {
 	if err == nil || errors.As(err, &wrong) {
 		return err
 	}
-	return misfit("", err)
+	return decodeError("", err)
 }
 
-// misfit is the error of JSON in a field, or in the payload, that does not fit its type.
-func misfit(field string, err error) error {
+// decodeError returns the error for JSON that does not match the type of a field, or of the payload.
+func decodeError(field string, err error) error {
 	var wrong *json.UnmarshalTypeError
 	var inner *invalid
 	switch {
@@ -137,20 +137,18 @@ func decodeList[T any](field string, data []byte, most int) (all []T, err error)
 		}
 		var v T
 		if err := d.Decode(&v); err != nil {
-			return nil, misfit(fmt.Sprintf("%s[%d]", field, len(all)), err)
+			return nil, decodeError(fmt.Sprintf("%s[%d]", field, len(all)), err)
 		}
 		all = append(all, v)
 	}
 	return all, nil
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (t *tableEntries) UnmarshalJSON(data []byte) (err error) {
 	*t, err = decodeList[tableEntry]("instance_list", data, maxInstances)
 	return err
 }
 
-// UnmarshalJSON implements json.Unmarshaler.
 func (v *virtualAddresses) UnmarshalJSON(data []byte) (err error) {
 	*v, err = decodeList[virtualAddress]("service_ip", data, maxAddresses)
 	return err
@@ -162,10 +160,10 @@ var (
 	nodeNetworks6 = netip.MustParsePrefix("fc00::/7")
 )
 
-// Oakestra's messages have no lengths of prefixes; these are its convention.
+// Prefix lengths of subnets, which Oakestra's messages do not contain.
 const subnetBits, subnetBits6 = 26, 120
 
-// decodeSubnet returns the subnets of a node. virtual are the ranges that they must not be in.
+// decodeSubnet returns the subnets of a node. They must not be in the ranges of virtual addresses.
 func decodeSubnet(data []byte, virtual []netip.Prefix) (four, six netip.Prefix, err error) {
 	var r subnetResult
 	if err := decode(data, &r); err != nil {
@@ -188,7 +186,7 @@ func parseSubnet(field, text string, within netip.Prefix, bits int, virtual []ne
 	return p, nil
 }
 
-// decodeTable checks an answer. Virtual addresses are those in ranges.
+// decodeTable decodes and validates a reply. Virtual addresses are those in ranges.
 func decodeTable(data []byte, ranges []netip.Prefix) (r tableResult, err error) {
 	if err := decode(data, &r); err != nil {
 		return r, err
@@ -216,7 +214,7 @@ func decodeTable(data []byte, ranges []netip.Prefix) (r tableResult, err error) 
 			return r, err
 		}
 		for n, a := range []netip.Addr{l.address, l.address6} {
-			if within(ranges, a) {
+			if inNetworks(ranges, a) {
 				name := []string{"namespace_ip", "namespace_ip_v6"}[n]
 				return r, &invalid{field + "." + name, fmt.Sprintf("%s is a virtual address", a)}
 			}
@@ -228,19 +226,19 @@ func decodeTable(data []byte, ranges []netip.Prefix) (r tableResult, err error) 
 	return r, nil
 }
 
-// Networks of virtual addresses of the root service manager. What the ranges of this worker leave out is ignored.
+// Networks of virtual addresses of the root service manager. Addresses outside the ranges of this worker are ignored.
 var serviceNetworks = []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16"), netip.MustParsePrefix("fdff::/16")}
 
-func within(networks []netip.Prefix, a netip.Addr) bool {
+func inNetworks(networks []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
-// checkVirtual checks the virtual addresses of an entry. A service may lack one of either version.
+// checkVirtual validates the virtual addresses of an entry. A service may lack one of either version.
 func (e tableEntry) checkVirtual(field string, ranges []netip.Prefix) error {
 	for i, v := range e.Virtual {
 		for n, text := range []string{v.Address, v.Address6} {
 			a, err := netip.ParseAddr(text)
-			if text != "" && text != noAddress && (err != nil || !within(ranges, a) && !within(serviceNetworks, a)) {
+			if text != "" && text != noAddress && (err != nil || !inNetworks(ranges, a) && !inNetworks(serviceNetworks, a)) {
 				return &invalid{fmt.Sprintf("%s.service_ip[%d].%s", field, i, []string{"Address", "Address_v6"}[n]),
 					fmt.Sprintf("%q is not an address in the ranges of this worker; see oakestra.ranges", text)}
 			}
@@ -249,10 +247,10 @@ func (e tableEntry) checkVirtual(field string, ranges []netip.Prefix) error {
 	return nil
 }
 
-// noAddress is how NetManager writes that a unikernel has no IPv6 address.
+// noAddress is NetManager's text for a unikernel without an IPv6 address.
 const noAddress = "<nil>"
 
-// location is where the cluster believes an instance to be. Addresses that it does not know are invalid ones.
+// location is where the cluster locates an instance. Addresses that it does not know are invalid.
 type location struct {
 	worker            string
 	address, address6 netip.Addr
@@ -260,7 +258,7 @@ type location struct {
 	port              string
 }
 
-// locate checks an entry of an answer.
+// locate validates an entry of a reply, and returns its location.
 func (e tableEntry) locate(field string) (location, error) {
 	l := location{worker: e.Worker}
 	for _, a := range []struct {

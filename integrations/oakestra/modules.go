@@ -17,7 +17,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// entry is a module on the wire.
+// entry is a module in a response.
 type entry struct {
 	ID       int    `json:"id"`
 	Name     string `json:"name"`
@@ -51,10 +51,10 @@ func writeJSON(w http.ResponseWriter, v any) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(data) // the client has gone if this fails
+	_, _ = w.Write(data) // fails only if the client has disconnected
 }
 
-// readJSON decodes a body that has exactly one value. Unknown fields are let pass: newer clients send more.
+// readJSON decodes a body with exactly one value. Unknown fields are ignored: newer clients send more.
 func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
 	d := json.NewDecoder(r.Body)
 	err := d.Decode(v)
@@ -68,7 +68,7 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) bool {
 	return false
 }
 
-// fail maps errors to the statuses of Oakestra: 400 where the request is wrong, else 500.
+// fail maps errors to the statuses of Oakestra: 400 for an invalid request, else 500.
 func fail(w http.ResponseWriter, what string, err error) {
 	status := http.StatusInternalServerError
 	var wrong *invalid
@@ -112,7 +112,7 @@ func pathID(w http.ResponseWriter, r *http.Request) (int, bool) {
 	return int(id), err == nil
 }
 
-// present are the modules that the agent has, too: `kerb module delete` may have removed some.
+// present returns the modules that also exist in the agent: `kerb module delete` may have removed some.
 func (l *Listener) present(ctx context.Context) ([]module, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -174,16 +174,16 @@ func (l *Listener) getModule(w http.ResponseWriter, _ *http.Request, m module) {
 	writeJSON(w, m.entry())
 }
 
-// wanted is a module as POST /ebpf and ebpfModules ask for it.
-type wanted struct {
+// moduleRequest is a module as requested by POST /ebpf and by ebpfModules.
+type moduleRequest struct {
 	Name   string `json:"name"`
 	Config any    `json:"config"`
 }
 
 // createModule serves the request of Oakestra's API that adds a module. Configurations that refer to files of the node
-// are refused. The answer is sent only after the state was written.
+// are rejected. The response is sent only after the state was written.
 func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
-	var want wanted
+	var want moduleRequest
 	if !readJSON(w, r, &want) {
 		return
 	}
@@ -193,7 +193,7 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	added, warnings, err := l.deploy(r.Context(), "", []wanted{want}, nil)
+	added, warnings, err := l.deploy(r.Context(), "", []moduleRequest{want}, nil)
 	if err == nil {
 		err = l.confirm(added, nil)
 	}
@@ -206,10 +206,10 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, created)
 }
 
-// deploy applies modules for one service, or for all, and in the same step services. The modules stay pending until
-// confirm. If the agent refuses them, the state is as before, except for the counters: the agent has seen the ids. It
-// also returns the agent's warnings.
-func (l *Listener) deploy(ctx context.Context, only string, want []wanted,
+// deploy applies modules for one service, or for all, and in the same transaction services. The modules stay pending
+// until confirm. If the agent rejects them, the state is restored, except for the counters, since the agent has
+// received the ids. It also returns the agent's warnings.
+func (l *Listener) deploy(ctx context.Context, only string, want []moduleRequest,
 	services []v1.Service) ([]module, []string, error) {
 	before := slices.Clone(l.state.Modules)
 	all, resources, err := l.registerAll(only, want)
@@ -222,7 +222,7 @@ func (l *Listener) deploy(ctx context.Context, only string, want []wanted,
 	}
 	var open *unconfirmed
 	if errors.As(err, &open) {
-		l.doubt()
+		l.expectLateRequests()
 	}
 	if err == nil || open != nil {
 		return all, warnings, err
@@ -231,8 +231,8 @@ func (l *Listener) deploy(ctx context.Context, only string, want []wanted,
 	return nil, nil, errors.Join(err, l.save())
 }
 
-// registerAll puts modules into the state, as pending, and returns them with their resources.
-func (l *Listener) registerAll(only string, want []wanted) (all []module, resources []v1.Module, err error) {
+// registerAll adds modules to the state, as pending, and returns them with their resources.
+func (l *Listener) registerAll(only string, want []moduleRequest) (all []module, resources []v1.Module, err error) {
 	before := l.state.clone()
 	for _, x := range want {
 		m := l.register(only, x, all)
@@ -246,9 +246,9 @@ func (l *Listener) registerAll(only string, want []wanted) (all []module, resour
 	return all, resources, nil
 }
 
-// register puts a module into the state. One of the same name that the service has keeps its id and its place; two of
-// one name in one request are two modules.
-func (l *Listener) register(only string, want wanted, taken []module) module {
+// register adds a module to the state. A module that the service has under the same name keeps its id and its place;
+// two of one name in one request are two modules.
+func (l *Listener) register(only string, want moduleRequest, taken []module) module {
 	for i, m := range l.state.Modules {
 		same := func(t module) bool { return t.ID == m.ID }
 		if only != "" && m.Service == only && m.Name == want.Name && !slices.ContainsFunc(taken, same) {
@@ -269,7 +269,7 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 	return m
 }
 
-// resourcePrefix is the prefix of the agent's names for the listener's modules, followed by their id.
+// resourcePrefix is the prefix of the agent's names for the listener's modules; the id follows.
 const resourcePrefix = "oakestra-"
 
 func resourceOf(id int) string { return resourcePrefix + strconv.Itoa(id) }
@@ -282,7 +282,7 @@ const (
 	labelInstance = "oakestra.io/instance"
 )
 
-// resource is what the agent has of the module.
+// resource returns the agent's resource for the module.
 func (m module) resource(o Options) (v1.Module, error) {
 	pkg, err := packageOf(m.Name, o.Packages)
 	if err != nil {
@@ -302,7 +302,7 @@ func (m module) resource(o Options) (v1.Module, error) {
 	}, nil
 }
 
-// selector chooses the instances of a service, or all services.
+// selector selects the instances of a service, or all services.
 func selector(only string) string {
 	if only == "" {
 		return "*"
@@ -310,8 +310,8 @@ func selector(only string) string {
 	return labelService + "=" + labelValue(only)
 }
 
-// translate returns the config for Kerb's package. Oakestra's proxy has no settings: which addresses are virtual is
-// known.
+// translate returns the config for Kerb's package. Oakestra's proxy has no settings; Kerb's gets the ranges of virtual
+// addresses.
 func (m module) translate(ranges []string) (map[string]any, error) {
 	given, ok := m.Config.(map[string]any)
 	if !ok && m.Config != nil {
@@ -319,7 +319,7 @@ func (m module) translate(ranges []string) (map[string]any, error) {
 	}
 	switch m.Name {
 	case "packetCounter":
-		return nil, nil // Oakestra's has no settings and takes any
+		return nil, nil // Oakestra's has no settings and accepts any
 	case "firewall":
 		config := allowList()
 		if m.Behind {
@@ -332,7 +332,7 @@ func (m module) translate(ranges []string) (map[string]any, error) {
 		maps.Copy(config, given)
 		return config, nil
 	case "nat":
-		config := map[string]any{"except": ranges} // the proxy translates what is sent to these
+		config := map[string]any{"except": ranges} // the proxy translates packets to these
 		maps.Copy(config, given)
 		return config, nil
 	}
@@ -358,7 +358,7 @@ func (l *Listener) remove(w http.ResponseWriter, r *http.Request, which func(mod
 	}
 }
 
-// removeModules removes modules from the agent, all in one step, and then from the state.
+// removeModules removes modules from the agent in one transaction, and then from the state.
 func (l *Listener) removeModules(ctx context.Context, which func(module) bool) error {
 	there, err := l.presentLocked(ctx)
 	if err != nil {
@@ -383,7 +383,7 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 	return l.save()
 }
 
-// forwardToModule hands a request to what the module itself offers.
+// forwardToModule forwards a request to the module's own API.
 func (l *Listener) forwardToModule(w http.ResponseWriter, r *http.Request, m module) {
 	l.agent.serve(w, r, resourceOf(m.ID), r.PathValue("path"))
 }

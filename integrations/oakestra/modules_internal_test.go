@@ -28,13 +28,13 @@ func TestProxyKnowsVirtualAddresses(t *testing.T) {
 func TestUnconfirmedModuleGivenAgain(t *testing.T) {
 	l := &Listener{}
 	for config := range 2 {
-		l.register("web", wanted{Name: "firewall", Config: config}, nil)
+		l.register("web", moduleRequest{Name: "firewall", Config: config}, nil)
 		if got := l.state.Modules; len(got) != 1 || got[0].Pending != pendingCreate {
 			t.Errorf("given %d times: %+v, want one that is to be created", config+1, got)
 		}
 	}
 	l.state.Modules[0].Pending = "" // confirmed
-	l.register("web", wanted{Name: "firewall", Config: 2}, nil)
+	l.register("web", moduleRequest{Name: "firewall", Config: 2}, nil)
 	if got := l.state.Modules[0]; got.Pending != pendingUpdate || got.Config != 0 {
 		t.Errorf("an update of a confirmed module: %+v", got)
 	}

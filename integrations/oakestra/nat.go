@@ -19,26 +19,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services
-// alone, so that it is always replaced as a whole, in one transaction of the kernel:
+// newTable returns the nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). Its content
+// follows from the services alone, so that it is always replaced as a whole, in one transaction of the kernel:
 //
-//	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
-//	chain own     hook output       the same for the node itself, except by its loopback addresses
-//	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge, and what came back to it by a port
+// chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
+// chain own     hook output       the same for the node itself, except by its loopback addresses
+// chain out     hook postrouting  from the subnet: masquerade what leaves the bridge or came back to it by a port
 //
-// Translated connections stay what they are while the table changes.
+// Translated connections stay unchanged while the table changes.
 func newTable(group uint32) *nftables.Table {
 	return &nftables.Table{Name: fmt.Sprintf("kerb-oakestra-%08x", group), Family: nftables.TableFamilyINet}
 }
 
-// translate sets the table to what the services need; without services there is none.
+// translate replaces the table by one for the services; without services it removes it.
 func (n *network) translate(services []service) error {
 	c, err := nftables.New()
 	if err != nil {
-		return lacksNAT(err)
+		return explainNATError(err)
 	}
 	table := newTable(n.group)
-	c.AddTable(table) // so that it can be removed, there or not
+	c.AddTable(table) // so that deleting it cannot fail
 	c.DelTable(table)
 	if len(services) > 0 {
 		c.AddTable(table)
@@ -46,11 +46,11 @@ func (n *network) translate(services []service) error {
 		n.addPorts(c, table, services, "own", nftables.ChainHookOutput)
 		n.addMasquerading(c, table)
 	}
-	return lacksNAT(c.Flush())
+	return explainNATError(c.Flush())
 }
 
-// lacksNAT names what is missing when the kernel does not understand a request.
-func lacksNAT(err error) error {
+// explainNATError names the missing kernel option if the kernel does not understand a request.
+func explainNATError(err error) error {
 	for _, unknown := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.ENOENT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, unknown) {
 			return fmt.Errorf("port mappings and masquerading need nf_tables in the kernel, with NAT: CONFIG_NF_TABLES_INET, "+
@@ -73,7 +73,7 @@ func (n *network) addPorts(c *nftables.Conn, table *nftables.Table, services []s
 		four, six := n.addresses(s.Number)
 		for _, p := range s.Ports {
 			if taken[p.String()] {
-				continue // an earlier instance has it
+				continue // an earlier instance has the port
 			}
 			taken[p.String()] = true
 			for _, to := range []netip.Addr{four.Addr(), six.Addr()} {
@@ -83,13 +83,13 @@ func (n *network) addPorts(c *nftables.Conn, table *nftables.Table, services []s
 	}
 }
 
-// The kernel's numbers of the protocols.
+// Protocol numbers in the IP header.
 var protocolNumbers = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}
 
 func destinationNAT(p port, to netip.Addr) []expr.Any {
-	return joined(
+	return concat(
 		isFamily(to),
-		isNotToLoopback(to), // from such an address no packet leaves the node
+		isNotToLoopback(to), // the kernel routes no packets with loopback addresses out of the node
 		[]expr.Any{ // to an address of the node, not through it
 			&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
 			equal(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)),
@@ -101,22 +101,22 @@ func destinationNAT(p port, to netip.Addr) []expr.Any {
 		})
 }
 
-// addMasquerading lets services out under the node's address. What one service sends to a port of the node that is
-// another's has to come back through the node as well: on the bridge the answer would go straight to the asker, who
-// does not know it.
+// addMasquerading translates packets from services to the node's address. Packets from one service to a node port of
+// another must return through the node, too: on the bridge the reply would go directly to the client, with an address
+// that it does not expect.
 func (n *network) addMasquerading(c *nftables.Conn, table *nftables.Table) {
 	chain := c.AddChain(&nftables.Chain{Name: "out", Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
 	const statusDNAT = 1 << 5 // IPS_DST_NAT
 	for _, subnet := range []netip.Prefix{n.subnet4, n.subnet6} {
-		from := joined(isFamily(subnet.Addr()), isFrom(subnet))
+		from := concat(isFamily(subnet.Addr()), isFrom(subnet))
 		leaves := []expr.Any{outInterface(), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: interfaceBytes(n.bridge)},
 			&expr.Masq{}}
 		returns := []expr.Any{outInterface(), equal(interfaceBytes(n.bridge)), &expr.Ct{Key: expr.CtKeySTATUS, Register: 1}}
 		returns = append(returns, masked(1, binary.NativeEndian.AppendUint32(nil, statusDNAT))...)
 		returns = append(returns, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}, &expr.Masq{})
 		for _, then := range [][]expr.Any{leaves, returns} {
-			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: joined(from, then)})
+			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: concat(from, then)})
 		}
 	}
 }
@@ -147,7 +147,7 @@ func isFrom(subnet netip.Prefix) []expr.Any {
 		offset, length = 8, 16
 	}
 	mask := net.CIDRMask(subnet.Bits(), subnet.Addr().BitLen())
-	return joined([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
+	return concat([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
 		Len: length}},
 		masked(1, mask), []expr.Any{equal(subnet.Addr().AsSlice())})
 }
@@ -161,23 +161,23 @@ func equal(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 
 
 func outInterface() expr.Any { return &expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1} }
 
-// interfaceBytes is a name as the kernel compares it (IFNAMSIZ).
+// interfaceBytes returns a name as the kernel compares it (IFNAMSIZ).
 func interfaceBytes(name string) []byte {
 	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
 func bigEndian(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
-func joined(parts ...[]expr.Any) (all []expr.Any) {
+func concat(parts ...[]expr.Any) (all []expr.Any) {
 	for _, p := range parts {
 		all = append(all, p...)
 	}
 	return all
 }
 
-// forgetFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would
+// deleteFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would
 // stay with a removed service, or would never reach a new one.
-func (n *network) forgetFlows(s service) error {
+func (n *network) deleteFlows(s service) error {
 	local, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("addresses of the node: %w", err)
@@ -200,7 +200,7 @@ func addr(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// flows are those to a service, and those to its ports of the node that are not translated.
+// flows matches conntrack entries of flows to a service, and of flows to its node ports that are not translated.
 type flows struct {
 	to, node map[netip.Addr]bool
 	ports    []port
@@ -214,9 +214,8 @@ func (f flows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	})
 }
 
-// forward makes the node a router, which its services need it to be: the settings are those of all its interfaces. As a
-// router it would ignore router advertisements that it has listened to so far (accept_ra 1), and with them perhaps its
-// own way out.
+// forward enables IP forwarding on all interfaces, which services need. A router ignores router advertisements with
+// accept_ra 1, which may be the source of the node's default route, so it sets accept_ra 2 where it was 1.
 func (n *network) forward(log *slog.Logger) error {
 	const root = "/proc/sys/net/"
 	var errs []error
@@ -259,7 +258,7 @@ func (n *network) lostTable() bool {
 }
 
 func purgeTable(group uint32) error {
-	refused := pass(group, "", false) // whatever happens to its rules, the table goes
+	refused := acceptForwarded(group, "", false) // an error does not prevent the removal of the table
 	c, err := nftables.New()
 	if err != nil {
 		return errors.Join(refused, err)

@@ -18,7 +18,7 @@ import (
 )
 
 // A service with the NAT in its SLA connects to another one, and is reached by a forwarded port, over TCP, UDP, UDP in
-// fragments and both versions of IP. The other service sees the outside address only.
+// fragments and both versions of IP. The other service sees only the outside address.
 func TestNAT(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -50,7 +50,7 @@ func TestNAT(t *testing.T) {
 	}
 }
 
-// route adds a route of the node to an address by another one.
+// route adds a route of the node to an address via another one.
 func (n *node) route(to, via string) {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -117,9 +117,9 @@ func (c *container) exchange(network, to string, size int) {
 	}
 	defer conn.Close()
 	sent, got := bytes.Repeat([]byte("0123456789abcdef"), size/16+1)[:size], make([]byte, size)
-	for range most {
+	for range manyTries {
 		if _, err = conn.Write(sent); err != nil {
-			continue // an ICMP error of an earlier one
+			continue // an ICMP error of an earlier packet
 		}
 		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 		if _, err = io.ReadFull(conn, got); err == nil || network == "tcp" {

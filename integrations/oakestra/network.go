@@ -19,26 +19,26 @@ import (
 )
 
 const (
-	// innerName is the interface inside a service. Runtimes call theirs eth0.
+	// innerName is the interface in the service's namespace. Runtimes call theirs eth0.
 	innerName = "oakestra0"
-	// firstNumber is the first address for a service: 0 is the network, 1 the bridge.
+	// firstNumber is the first host number for a service: 0 is the network, 1 the bridge.
 	firstNumber = 2
 )
 
-// network is the bridge of the node and the veths on it.
+// network is the bridge of the node and its veths.
 type network struct {
 	bridge           string
 	subnet4, subnet6 netip.Prefix
 	group            uint32
 	mtu              int
-	veth             string // what names of host ends begin with
+	veth             string // prefix of the names of host ends
 	complete         bool   // services complete the checksums of their packets
 }
 
 func newNetwork(o Options) *network {
 	group := linkGroup(o.State)
 	n := &network{bridge: o.Bridge, mtu: o.MTU, group: group, veth: fmt.Sprintf("ko%04x-", uint16(group))}
-	if o.Subnet != "" { // both were checked with the configuration
+	if o.Subnet != "" { // both were validated with the configuration
 		n.subnet4, n.subnet6 = netip.MustParsePrefix(o.Subnet), netip.MustParsePrefix(o.Subnet6)
 	}
 	return n
@@ -47,7 +47,7 @@ func newNetwork(o Options) *network {
 // assigned reports whether the node has a subnet.
 func (n *network) assigned() bool { return n.subnet4.IsValid() }
 
-// renumber removes a bridge with addresses of another subnet. There are no services on it.
+// renumber sets the subnets, and removes a bridge with addresses of other ones. There are no services on it.
 func (n *network) renumber(four, six netip.Prefix) error {
 	n.subnet4, n.subnet6 = four, six
 	link, err := netlink.LinkByName(n.bridge)
@@ -61,22 +61,22 @@ func (n *network) renumber(four, six netip.Prefix) error {
 	return removeLink(link)
 }
 
-// linkGroup marks the interfaces that the listener of one agent has made, from the moment they exist.
+// linkGroup returns the link group that marks the interfaces of one agent's listener from their creation.
 func linkGroup(state string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte("kerb/oakestra" + state))
-	return h.Sum32() | 1 // group 0 is everybody's
+	return h.Sum32() | 1 // group 0 is the default of all interfaces
 }
 
-// host is the name of a service's interface on the node.
+// host returns the name of a service's interface on the node.
 func (n *network) host(number int) string { return fmt.Sprintf("%s%d", n.veth, number) }
 
-// addresses are those of a number, with the length of the subnets.
+// addresses returns the addresses of a number, with the prefix length of the subnets.
 func (n *network) addresses(number int) (four, six netip.Prefix) {
 	return nth(n.subnet4, number), nth(n.subnet6, number)
 }
 
-// nth is the address number n of a network.
+// nth returns address number n of a network.
 func nth(network netip.Prefix, n int) netip.Prefix {
 	addr := network.Addr()
 	for range n {
@@ -85,23 +85,23 @@ func nth(network netip.Prefix, n int) netip.Prefix {
 	return netip.PrefixFrom(addr, network.Bits())
 }
 
-// maxServices bounds what larger subnets would allow: a bridge has at most 1,023 ports.
+// maxServices limits the services in larger subnets: a bridge has at most 1,023 ports.
 const maxServices = 1023
 
-// room is the number after the last that services may have. The last address of IPv4 is broadcast.
-func (n *network) room() int {
+// numberEnd returns the number after the last that a service may have. The last IPv4 address is the broadcast address.
+func (n *network) numberEnd() int {
 	size := func(p netip.Prefix) int { return 1 << min(p.Addr().BitLen()-p.Bits(), 16) }
 	return min(size(n.subnet4)-1, size(n.subnet6), firstNumber+maxServices)
 }
 
-// take returns a free number, beginning after the last one: an address that has just become free may still be known to
-// others as its former owner's.
-func (n *network) take(s *state) (int, error) {
+// allocateNumber returns a free number. It continues after the last one, round-robin: other hosts may still associate a
+// freed address with its former owner.
+func (n *network) allocateNumber(s *state) (int, error) {
 	used := map[int]bool{}
 	for _, x := range s.Services {
 		used[x.Number] = true
 	}
-	count := n.room() - firstNumber
+	count := n.numberEnd() - firstNumber
 	for i := 1; i <= count; i++ {
 		number := firstNumber + (max(s.Last, firstNumber-1)-firstNumber+i)%count
 		if !used[number] {
@@ -112,7 +112,7 @@ func (n *network) take(s *state) (int, error) {
 	return 0, fmt.Errorf("all %d addresses of %s and %s are in use", count, n.subnet4, n.subnet6)
 }
 
-// ensureBridge returns the bridge, and makes it if it is not there.
+// ensureBridge returns the bridge, and creates it if it does not exist.
 func (n *network) ensureBridge() (netlink.Link, error) {
 	link, err := netlink.LinkByName(n.bridge)
 	var missing netlink.LinkNotFoundError
@@ -132,7 +132,7 @@ func (n *network) ensureBridge() (netlink.Link, error) {
 func (n *network) makeBridge() (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.Group, attrs.MTU = n.bridge, n.group, n.mtu
-	attrs.HardwareAddr = randomMAC() // else it changes with the ports, and services lose their gateway
+	attrs.HardwareAddr = randomMAC() // otherwise it changes with the ports, and services lose their gateway
 	snooping := false                // the bridge has no multicast querier, which snooping needs
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
 	if err := netlink.LinkAdd(bridge); err != nil {
@@ -141,7 +141,7 @@ func (n *network) makeBridge() (netlink.Link, error) {
 	return bridge, n.setUpBridge(bridge)
 }
 
-// setUpBridge may be repeated: a killed agent may have left a bridge that is half made.
+// setUpBridge is idempotent: a killed process may have left an incomplete bridge.
 func (n *network) setUpBridge(link netlink.Link) error {
 	four, six := n.addresses(1)
 	for _, p := range []netip.Prefix{four, six} {
@@ -159,8 +159,7 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// address is usable at once: only this process assigns addresses of the subnet, so that duplicate address detection is
-// not needed.
+// address returns p without duplicate address detection: only this process assigns addresses of the subnet.
 func address(p netip.Prefix) *netlink.Addr {
 	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 	if p.Addr().Is6() {
@@ -169,8 +168,8 @@ func address(p netip.Prefix) *netlink.Addr {
 	return a
 }
 
-// connect puts a veth between a namespace and the bridge, through which nothing passes until it is opened. After an
-// error nothing of it is left.
+// connect creates a veth between a namespace and the bridge, which passes no packets until open. After an error it
+// leaves nothing behind.
 func (n *network) connect(ns netns.NsHandle, number int) error {
 	bridge, err := n.ensureBridge()
 	if err != nil {
@@ -211,8 +210,8 @@ func (n *network) open(number int) error {
 // nl6None is IN6_ADDR_GEN_MODE_NONE: a port of a bridge has no address, and sends nothing.
 const nl6None = 1
 
-// setUpInner gives the service's end its addresses and routes. It works by a handle in the namespace, so that no thread
-// has to enter it; lo is set up where it exists.
+// setUpInner adds addresses and routes to the service's end. It uses a netlink handle in the namespace, so that no
+// thread has to enter it. It sets lo up if it exists.
 func (n *network) setUpInner(ns netns.NsHandle, number int) error {
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -248,7 +247,7 @@ func setUpIfExists(h *netlink.Handle, name string) error {
 	return h.LinkSetUp(link)
 }
 
-// addRoutes leads out by the bridge. A default route that a runtime has set is left: it knows why.
+// addRoutes adds routes by the bridge. A default route that a runtime has set is kept.
 func (n *network) addRoutes(h *netlink.Handle, link netlink.Link) error {
 	four, six := n.addresses(1)
 	for _, gw := range []netip.Prefix{four, six} {
@@ -260,7 +259,7 @@ func (n *network) addRoutes(h *netlink.Handle, link netlink.Link) error {
 	return nil
 }
 
-// disconnect removes the veth of a number, if it is there and the listener's.
+// disconnect removes the veth of a number, if it exists and belongs to the listener.
 func (n *network) disconnect(number int) error {
 	link, err := n.find(number)
 	if link == nil || err != nil {
@@ -282,13 +281,13 @@ func (n *network) find(number int) (netlink.Link, error) {
 func removeLink(link netlink.Link) error {
 	err := netlink.LinkDel(link)
 	if errors.Is(err, unix.ENODEV) {
-		return nil // its namespace was quicker
+		return nil // removed with its namespace in the meantime
 	}
 	return err
 }
 
-// strangers removes interfaces that the listener once made and that no service in s has.
-func (n *network) strangers(s *state) error {
+// removeStale removes interfaces of the listener that no service in s has.
+func (n *network) removeStale(s *state) error {
 	keep := map[string]bool{n.bridge: true}
 	for _, x := range s.Services {
 		keep[n.host(x.Number)] = true
@@ -306,7 +305,7 @@ func removeLinks(group uint32, keep map[string]bool) error {
 	return err
 }
 
-// Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services
+// Purge removes the NAT table, the bridge and all veths of the listener of an agent with this state directory. Services
 // lose their connection.
 func Purge(state string) error {
 	return errors.Join(purgeTable(linkGroup(state)), removeLinks(linkGroup(state), nil),

@@ -32,14 +32,14 @@ func (l *Listener) addNodeRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /unikernel/undeploy", l.undeployContainer)
 }
 
-// deployment is NodeEngine's request for a service. It sends the same to undeploy, with a process id of -1.
+// deployment is NodeEngine's request for a service. Undeploy has the same body, with a process id of -1.
 type deployment struct {
-	PID      int      `json:"pid"`
-	Name     string   `json:"serviceName"`
-	Instance int      `json:"instanceNumber"`
-	Ports    string   `json:"portMappings"`
-	Modules  []wanted `json:"ebpfModules"` // of the SLA: for this service only
-	machine  bool     // a virtual machine: there is no process yet
+	PID      int             `json:"pid"`
+	Name     string          `json:"serviceName"`
+	Instance int             `json:"instanceNumber"`
+	Ports    string          `json:"portMappings"`
+	Modules  []moduleRequest `json:"ebpfModules"` // of the SLA: for this service only
+	machine  bool            // a virtual machine: there is no process yet
 }
 
 type deployed struct {
@@ -48,7 +48,7 @@ type deployed struct {
 	Six  string `json:"nsAddressv6"`
 }
 
-// readDeployment decodes and checks what both requests have.
+// readDeployment decodes and validates the common fields of both requests.
 func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deployment, bool) {
 	var in deployment
 	if !readJSON(w, r, &in) {
@@ -66,8 +66,8 @@ func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deplo
 	return in, l.state.Worker != ""
 }
 
-// The names that Oakestra's services have: application, its namespace, service, its namespace, of at most maxNamePart
-// bytes each.
+// serviceName matches names of Oakestra's services: application, its namespace, service, its namespace, of at most
+// maxNamePart bytes each.
 var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){3}$`)
 
 const maxNamePart = 64
@@ -83,8 +83,8 @@ func (d deployment) check() error {
 	return nil
 }
 
-// A deployment is given up after deployLimit, and has undoLimit to be undone: NodeEngine waits for 10 s.
-const deployLimit, undoLimit = 7 * time.Second, 2 * time.Second
+// Timeouts of a deployment, and of undoing it: NodeEngine waits for 10 s.
+const deployTimeout, undoTimeout = 7 * time.Second, 2 * time.Second
 
 func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
 	l.deployInstance(w, r, false)
@@ -94,10 +94,10 @@ func (l *Listener) deployMachine(w http.ResponseWriter, r *http.Request) {
 	l.deployInstance(w, r, true)
 }
 
-// deployInstance connects an instance and answers with its addresses. The time is bounded by deployLimit, and by the
-// client's connection.
+// deployInstance connects an instance and responds with its addresses. It ends after deployTimeout, or when the client
+// disconnects.
 func (l *Listener) deployInstance(w http.ResponseWriter, r *http.Request, machine bool) {
-	ctx, cancel := context.WithTimeout(r.Context(), deployLimit)
+	ctx, cancel := context.WithTimeout(r.Context(), deployTimeout)
 	defer cancel()
 	in, ok := l.readDeployment(w, r)
 	if !ok {
@@ -114,8 +114,8 @@ func (l *Listener) deployInstance(w http.ResponseWriter, r *http.Request, machin
 	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.String(), six.String()})
 }
 
-// deployAndAnnounce publishes the address after it is in use, and without the lock: modules and the broker may take
-// their time.
+// deployAndAnnounce publishes the address after it is in use, and without the lock, because modules and the broker may
+// take long.
 func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, six netip.Addr, err error) {
 	if err := l.awaitSubnet(ctx); err != nil {
 		return four, six, err
@@ -139,8 +139,8 @@ func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, 
 	return i.four, i.six, nil
 }
 
-// publish announces an instance once packets of other workers reach it, and returns when its own ones leave from the
-// instance IP.
+// publish announces an instance once packets of other workers reach it, and returns when its own packets get the
+// instance IP as source.
 func (l *Listener) publish(ctx context.Context, s *session, i hostedInstance) {
 	l.awaitTunnel(ctx, s, i)
 	if s.announce(ctx, i) {
@@ -148,15 +148,15 @@ func (l *Listener) publish(ctx context.Context, s *session, i hostedInstance) {
 	}
 }
 
-// tunnelLimit is how long an announcement waits for the tunnel, whose control plane may be starting again.
-const tunnelLimit = 2 * time.Second
+// tunnelTimeout is how long an announcement waits for the tunnel, whose control plane may be restarting.
+const tunnelTimeout = 2 * time.Second
 
 // awaitTunnel waits until the tunnel delivers packets to an instance: clients on other workers send as soon as the
 // cluster has announced it. The agent notifies control planes of a new service after it has applied it. The wait ends
 // when the instance is withdrawn.
 func (l *Listener) awaitTunnel(ctx context.Context, s *session, i hostedInstance) {
 	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, tunnelLimit)
+	ctx, cancel := context.WithTimeout(ctx, tunnelTimeout)
 	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		var has []netip.Addr
@@ -165,7 +165,7 @@ func (l *Listener) awaitTunnel(ctx context.Context, s *session, i hostedInstance
 			return
 		}
 		select {
-		case <-i.known: // the cluster does not answer before the announcement
+		case <-i.known: // withdrawn: the cluster does not reply before the announcement
 			return
 		case <-ctx.Done():
 			l.log.Warn("an instance is announced although the tunnel may not deliver packets of other workers to it yet",
@@ -176,20 +176,20 @@ func (l *Listener) awaitTunnel(ctx context.Context, s *session, i hostedInstance
 	}
 }
 
-// getsTunnel reports whether a worker without a tunnel that lists addresses is about to have one: the modules of the
+// getsTunnel reports whether a worker without a tunnel that lists addresses is about to get one: the modules of the
 // worker are applied after it has connected. A user may have replaced the tunnel by another package.
 func (l *Listener) getsTunnel(ctx context.Context, s *session) bool {
 	_, err := l.agent.module(ctx, tunnelResource)
 	return isMissing(err) && s.connected()
 }
 
-// proxyLimit is how long a deployment waits for the proxy to know the instance.
-const proxyLimit = time.Second
+// proxyTimeout is how long a deployment waits until the proxy has the instance.
+const proxyTimeout = time.Second
 
 // awaitProxy waits until the cluster has replied and the proxy has the instance IP, since NodeEngine then starts the
 // container's program, whose first packet must have the instance IP as source.
 func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
-	ctx, cancel := context.WithTimeout(ctx, proxyLimit)
+	ctx, cancel := context.WithTimeout(ctx, proxyTimeout)
 	defer cancel()
 	select {
 	case known := <-i.known:
@@ -210,7 +210,7 @@ func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
 	}
 }
 
-// proxyKnows reports whether the proxy has the service with the addresses of an instance of it.
+// proxyKnows reports whether the proxy has the service with the addresses of one of its instances.
 func (l *Listener) proxyKnows(ctx context.Context, i hostedInstance) bool {
 	s, err := l.agent.virtualService(ctx, recordPrefix+i.app)
 	if err != nil || s.Status == nil || !slices.Contains(s.Status.Modules, proxyResource) {
@@ -239,7 +239,7 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	if old := l.state.service(in.Name, in.Instance); old != nil {
 		if old.PID == in.PID && old.Netns == inode && old.Machine == in.machine && slices.Equal(old.Ports, ports) &&
 			l.state.hasModules(in.Name, in.Modules) {
-			return old.Number, l.forgetJob(in) // NodeEngine did not hear the answer and asks again
+			return old.Number, l.removeJob(in) // a retry of NodeEngine, which did not receive the response
 		}
 		if err := l.releaseService(ctx, *old); err != nil {
 			return 0, err
@@ -249,22 +249,22 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 		return 0, err
 	}
 	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports, Machine: in.machine}
-	err = l.takePrepared(ctx, in.Name, in.Modules)
+	err = l.endPreparation(ctx, in.Name, in.Modules)
 	if err == nil {
 		err = l.connect(ctx, &s, &ns, in.Modules)
 	}
 	if err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
-		return 0, errors.Join(err, l.sweep(undo, false)) // what cannot be undone now is undone by a later sweep
+		return 0, errors.Join(err, l.sweep(undo, false)) // a later sweep repeats a failed undo
 	}
 	return s.Number, nil
 }
 
 // connect saves the intended change to the state file, makes it, and then saves that it is complete. It creates the
 // namespace of a virtual machine.
-func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, modules []wanted) (err error) {
-	if s.Number, err = l.net.take(&l.state); err != nil {
+func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, modules []moduleRequest) (err error) {
+	if s.Number, err = l.net.allocateNumber(&l.state); err != nil {
 		return err
 	}
 	l.state.Services = append(l.state.Services, *s)
@@ -289,7 +289,7 @@ func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, 
 	for _, text := range warnings {
 		l.log.Warn("the modules of a service", "service", s.Name, "instance", s.Instance, "warning", text)
 	}
-	if err := l.net.open(s.Number); err != nil { // only now: no packet passes without the modules
+	if err := l.net.open(s.Number); err != nil { // last: no packet passes without the modules
 		return err
 	}
 	if err := l.openPorts(*s); err != nil {
@@ -298,16 +298,16 @@ func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, 
 	return l.confirm(added, s)
 }
 
-// openPorts comes last, when the service's chains are in place. A service without ports does without.
+// openPorts follows when the service's chains are attached. It does nothing for a service without ports.
 func (l *Listener) openPorts(s service) error {
 	err := l.net.translate(l.state.Services)
 	if err != nil && len(s.Ports) > 0 {
 		return err
 	}
-	if err := errors.Join(err, l.net.forward(l.log), pass(l.net.group, l.net.bridge, true)); err != nil {
+	if err := errors.Join(err, l.net.forward(l.log), acceptForwarded(l.net.group, l.net.bridge, true)); err != nil {
 		l.log.Warn("services cannot reach destinations outside the node", "error", err)
 	}
-	l.forgetFlows(s)
+	l.deleteFlows(s)
 	return nil
 }
 
@@ -319,17 +319,17 @@ func (l *Listener) closePorts(s service) error {
 	if err := l.net.translate(others.Services); err != nil && s.Ready && len(s.Ports) > 0 {
 		return err
 	}
-	l.forgetFlows(s)
+	l.deleteFlows(s)
 	return nil
 }
 
-func (l *Listener) forgetFlows(s service) {
-	if err := l.net.forgetFlows(s); err != nil {
+func (l *Listener) deleteFlows(s service) {
+	if err := l.net.deleteFlows(s); err != nil {
 		l.log.Debug("connections to a service are not forgotten", "service", s.Name, "instance", s.Instance, "error", err)
 	}
 }
 
-// makeMachine replaces ns.
+// makeMachine creates the namespace of a machine, and replaces ns.
 func (l *Listener) makeMachine(s *service, ns *netns.NsHandle) (err error) {
 	ns.Close()
 	if *ns, s.Netns, err = makeMachine(machineNamespace(s.Name, s.Instance), l.net.mtu); err != nil {
@@ -339,8 +339,8 @@ func (l *Listener) makeMachine(s *service, ns *netns.NsHandle) (err error) {
 	return l.net.translateMachine(*ns, s.Number)
 }
 
-// namespace returns the network namespace of the instance and its inode: of a machine the one of a deployment before,
-// or none.
+// namespace returns the network namespace of the instance and its inode. For a machine, that is the namespace of an
+// earlier deployment, or none.
 func (d deployment) namespace() (netns.NsHandle, uint64, error) {
 	if !d.machine {
 		return openNamespace(d.PID)
@@ -387,7 +387,8 @@ func (s service) resource(host string) v1.Service {
 
 var notInNames = regexp.MustCompile(`[^a-z0-9]+`)
 
-// resourceName is readable, and different for different services: what names of resources cannot hold is in the hash.
+// resourceName returns a readable name that is unique for the service: characters that names of resources cannot
+// contain are replaced, and covered by a hash.
 func (s service) resourceName() string {
 	readable := notInNames.ReplaceAllString(strings.ToLower(s.Name), "-")
 	if len(readable) > 36 {
@@ -422,9 +423,9 @@ func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.state.service(in.Name, in.Instance)
-	if s == nil { // done already; a sweep may have made a job of it
+	if s == nil { // undeployed already; a sweep may have converted it to a job
 		if j := l.state.job(in.Name, in.Instance); j != nil && j.Doubtful {
-			if err := l.forgetJob(in); err != nil {
+			if err := l.removeJob(in); err != nil {
 				fail(w, "undeploy", err)
 			}
 		}
@@ -435,9 +436,10 @@ func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// releaseService undoes a deployment, the entry in the state last: what fails or is cut short is done again by a sweep.
+// releaseService undoes a deployment. It removes the entry from the state last, so that a sweep repeats a failed or
+// interrupted release.
 func (l *Listener) releaseService(ctx context.Context, s service) error {
-	// Disconnected first: no packet passes without the modules.
+	// Disconnect first: no packet passes without the modules.
 	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
 		return err
 	}

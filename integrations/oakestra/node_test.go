@@ -29,20 +29,20 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Oakestra)) }
 
-// node is a machine of its own with an agent that listens for Oakestra.
+// node is a simulated machine with an agent that listens for Oakestra.
 type node struct {
 	*nodetest.Node
 	client *http.Client
 }
 
-// newNode makes the test one of those that run in parallel: most of its time passes in waiting.
+// newNode returns a node, and marks the test as parallel: most of its time it waits.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	t.Parallel()
 	return newNodeAlone(t)
 }
 
-// newNodeAlone is newNode for a test that no other may run alongside.
+// newNodeAlone returns a node for a test that cannot run in parallel.
 func newNodeAlone(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: nodetest.New(t)}
@@ -53,10 +53,10 @@ func newNodeAlone(t *testing.T) *node {
 	return n
 }
 
-// oakestraConfig is one without a cluster.
+// oakestraConfig is a configuration without a cluster.
 const oakestraConfig = "oakestra: {bridge: oakbr, netManager: /none, subnet: 10.18.0.0/26}\n"
 
-// purged checks that nothing of the listener outlives a purge.
+// purged checks that a purge leaves nothing of the listener.
 func (n *node) purged() {
 	if n.Running() {
 		n.Kill()
@@ -67,14 +67,14 @@ func (n *node) purged() {
 	}
 }
 
-// start runs an agent and returns when the listener answers.
+// start starts an agent and waits until the listener responds.
 func (n *node) start() {
 	n.T.Helper()
 	n.Start()
 	n.Eventually("the listener answers", n.answersAgain)
 }
 
-// list reads all resources of a kind from the agent.
+// list returns all resources of a kind from the agent.
 func list[T any](n *node, noun string) []T {
 	n.T.Helper()
 	out, err := n.Command(context.Background(), noun, "list", "-o", "json").CombinedOutput()
@@ -88,11 +88,11 @@ func list[T any](n *node, noun string) []T {
 	return all
 }
 
-// links are the interfaces of the listener on the node.
+// links returns the names of the listener's interfaces on the node.
 func (n *node) links() (names []string) {
 	err := n.Lab.Node().Do(func() error {
 		all, err := netlink.LinkList()
-		for errors.Is(err, netlink.ErrDumpInterrupted) { // something changed meanwhile
+		for errors.Is(err, netlink.ErrDumpInterrupted) { // an interface changed during the dump
 			all, err = netlink.LinkList()
 		}
 		for _, l := range all {
@@ -109,7 +109,7 @@ func (n *node) links() (names []string) {
 	return names
 }
 
-// response is what a client can see of one.
+// response has the parts of a response that a client can see.
 type response struct {
 	status int
 	kind   string
@@ -144,7 +144,7 @@ func (n *node) must(method, path, body string) string {
 	return r.body
 }
 
-// container is a process with a network namespace of its own.
+// container is a process with its own network namespace.
 type container struct {
 	n   *node
 	cmd *exec.Cmd
@@ -174,7 +174,7 @@ func (c *container) end() {
 	}
 }
 
-// tooSlow reports whether a deployment failed because this machine is too busy for its limit.
+// tooSlow reports whether a deployment failed because this machine is too busy for its timeout.
 func (r response) tooSlow() bool {
 	return r.status == http.StatusInternalServerError && strings.Contains(r.body, context.DeadlineExceeded.Error())
 }
@@ -201,7 +201,8 @@ func (n *node) undeploy(name string, instance int) {
 		name, instance))
 }
 
-// do runs f in the container's namespace. The thread comes back: processes that it has started would end with it.
+// do runs f in the container's namespace. The thread is switched back and reused: processes that it has started would
+// end with it.
 func (c *container) do(f func() error) error {
 	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", c.pid()))
 	if err != nil {
@@ -237,17 +238,17 @@ func (c *container) listen(address string) *net.UDPConn {
 	return conn
 }
 
-// few packets show that none arrives; others are repeated for up to half a minute until one arrives.
-const few, most = 5, 300
+// fewTries packets show that none arrives; manyTries is the limit until one arrives, for up to half a minute.
+const fewTries, manyTries = 5, 300
 
-// questions numbers what is sent: late packets are not taken for others.
-var questions atomic.Uint32
+// packetNumber numbers packets, so that late ones are not taken for others.
+var packetNumber atomic.Uint32
 
 // arrives reports whether one of several packets from one socket arrives at another.
 func arrives(from, to *net.UDPConn, tries int) bool {
-	packet, buffer := fmt.Appendf(nil, "kerb %d", questions.Add(1)), make([]byte, 32)
+	packet, buffer := fmt.Appendf(nil, "kerb %d", packetNumber.Add(1)), make([]byte, 32)
 	for range tries {
-		_, _ = from.WriteTo(packet, to.LocalAddr()) // refused by an ICMP error of an earlier one: sent again
+		_, _ = from.WriteTo(packet, to.LocalAddr()) // may fail with an ICMP error of an earlier packet: sent again
 		_ = to.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
 		for {
 			n, _, err := to.ReadFrom(buffer)

@@ -32,10 +32,10 @@ type Options struct {
 	Agent       string     // socket of the agent's API
 	State       string     // directory of the agent's state: interfaces and tables are named after it
 	File        string     // path of the state file
-	Socket      string     // that NodeEngine uses; empty: none
+	Socket      string     // for NodeEngine; empty: none
 	SocketGroup string     // group that may use it
 	TCP         string     // host:port; empty: none
-	TLS         *serve.TCP // nil: everybody who reaches TCP may change the node
+	TLS         *serve.TCP // nil: any client that can connect to TCP may change the node
 	Bridge      string
 	Alongside   string // bridge of a NetManager on this node, whose ports are services; empty: none
 	Subnet      string // empty: the cluster assigns it
@@ -43,13 +43,13 @@ type Options struct {
 	Ranges      []string // of virtual addresses, for the proxy
 	Broker      Broker
 	Cluster     string // default if the registration does not contain it
-	Address     string // of this node, to announce; empty: found out
+	Address     string // of this node, to announce; empty: determined from the route to the cluster
 	Port        int    // of the tunnel, to announce
 	NetManager  string // directory of NetManager, with its socket, and its files as defaults for other options
-	MTU         int    // of services; 0: from NetManager's file
+	MTU         int    // of services, in bytes; 0: from NetManager's file
 	// Packages are directories of packages that services can use by name.
 	Packages       []string
-	RequireModules bool // no service starts whose modules are not known
+	RequireModules bool // reject a deployment whose modules are unknown
 	Abstractor     int  // port of the cluster's resource abstractor
 }
 
@@ -66,27 +66,27 @@ type Listener struct {
 	agent agent
 	log   *slog.Logger
 	file  string
-	// ranges are those of virtual addresses, for the proxy.
-	ranges  []string
-	options Options
-	times   times         // of sessions
-	look    chan struct{} // there is something for follow to do; has room for one
-	wants   wants         // guards itself
-	jobs    inbox         // guards itself
-	// resolved takes what was found for the agent.
+	// ranges are the ranges of virtual addresses, for the proxy.
+	ranges       []string
+	options      Options
+	intervals    intervals     // of sessions
+	wakeup       chan struct{} // wakes follow; buffered
+	usedServices usedServices  // safe for concurrent use
+	jobs         inbox         // safe for concurrent use
+	// resolved receives results of lookups for the agent.
 	resolved func(link.Result)
 
-	mu      sync.Mutex // one request that changes something at a time; guards what follows
+	mu      sync.Mutex // serializes changes, and guards the fields below
 	net     *network
 	state   state
 	session *session      // nil before the registration
 	subnet  chan struct{} // closed when the node has a subnet
 	// planeApplied are the modules of the data plane as they were applied: users may change them.
-	planeApplied []v1.Module
-	planeLate    bool // the agent did not confirm them in time, which was logged
-	// doubtUntil is how long the agent may still carry out requests that were given up.
-	doubtUntil time.Time
-	// prepared are services whose modules wait for their first instance, and until when.
+	planeApplied     []v1.Module
+	planeUnconfirmed bool // the agent did not confirm them in time, which was logged
+	// lateRequestsUntil is how long the agent may still execute requests that have timed out.
+	lateRequestsUntil time.Time
+	// prepared are services whose modules wait for their first instance, with their expiry.
 	prepared map[string]time.Time
 	// preparing is a resource of the last preparation that the agent did not confirm in time.
 	preparing string
@@ -115,16 +115,17 @@ func Main(ctx context.Context, o Options, log *slog.Logger, agent *link.Agent) e
 	if o.Alongside != "" {
 		follow.Go(func() { l.followPorts(ctx) })
 	}
-	go l.wants.followRequests(agent) // which end with the process
+	go l.usedServices.followRequests(agent) // ends with the process
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
 	follow.Go(func() { l.report(ctx, agent.Report) })
 	return serve.Serve(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
-// open reads the state of the last run, and removes what that run did not complete.
+// open reads the state of the last run, and removes incomplete changes of that run.
 func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.Result)) (*Listener, error) {
-	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, times: defaultTimes,
-		net: newNetwork(o), wants: wants{used: map[string]bool{}}, resolved: resolved, look: make(chan struct{}, 1)}
+	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, intervals: defaultTimes,
+		net: newNetwork(o), usedServices: usedServices{used: map[string]bool{}}, resolved: resolved,
+		wakeup: make(chan struct{}, 1)}
 	var err error
 	if l.state, err = readState(l.file); err != nil {
 		return nil, err
@@ -178,8 +179,8 @@ func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	return append(all, tcp), nil
 }
 
-// listenDefault listens where NodeEngine looks for NetManager unless it is configured otherwise, on nodes that were set
-// up for Oakestra.
+// listenDefault listens on the default socket that NodeEngine expects of NetManager, on nodes that were set up for
+// Oakestra.
 func listenDefault(o Options) (*serve.Endpoint, error) {
 	if _, err := os.Stat(o.NetManager); o.NetManager == "" || o.Alongside != "" || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -201,10 +202,10 @@ func listenTCP(o Options) (serve.Endpoint, error) {
 		t.Address = o.TCP
 		return serve.ListenTCP(t)
 	}
-	return serve.ListenUnauthenticatedTCP(o.TCP) // on a loopback address, which the configuration demands
+	return serve.ListenUnauthenticatedTCP(o.TCP) // a loopback address, as the configuration requires
 }
 
-// handler has all routes. Web pages cannot use them: a browser on the node reaches 127.0.0.1, too.
+// handler has all routes. It rejects requests of web pages: a browser on the node reaches 127.0.0.1, too.
 func (l *Listener) handler() http.Handler {
 	mux := http.NewServeMux()
 	l.addModuleRoutes(mux)
@@ -212,7 +213,7 @@ func (l *Listener) handler() http.Handler {
 		l.addNodeRoutes(mux)
 	}
 	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// A change that has begun is finished, even when the client has gone.
+		// A change that has started is completed even if the client disconnects.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), workTimeout)
 		defer cancel()
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
@@ -228,7 +229,7 @@ func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == nil {
 		return
 	}
-	if reason == http.ErrAbortHandler { // an answer of a module broke off: the client must notice that it is not complete
+	if reason == http.ErrAbortHandler { // a module's response was aborted: the client must notice that it is incomplete
 		panic(reason)
 	}
 	l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason,
@@ -246,7 +247,7 @@ func (l *Listener) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		case <-l.look:
+		case <-l.wakeup:
 		}
 		l.mu.Lock()
 		if err := l.keepJobs(); err != nil {

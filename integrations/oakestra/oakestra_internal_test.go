@@ -16,7 +16,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// When a module's answer breaks off, so does the answer to the client: it must not look complete.
+// When a module's response is aborted, so is the response to the client: it must not look complete.
 func TestAnswerBreaksOff(t *testing.T) {
 	dir := t.TempDir()
 	socket, err := net.Listen("unix", filepath.Join(dir, "agent"))
@@ -29,7 +29,7 @@ func TestAnswerBreaksOff(t *testing.T) {
 				fmt.Fprintf(w, `[{"kind":%q,"metadata":{"name":"oakestra-0"}}]`, v1.KindModule)
 				return
 			}
-			w.Header().Set("Content-Type", "text/event-stream") // forwarded as it comes
+			w.Header().Set("Content-Type", "text/event-stream") // forwarded without buffering
 			fmt.Fprint(w, "half of")
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
@@ -63,7 +63,7 @@ func TestServiceNames(t *testing.T) {
 	}
 }
 
-// A name that is no label, or too long for one, becomes another that differs for each name.
+// A name that is not a valid label value, or too long for one, is converted to a unique label value.
 func TestLabelValues(t *testing.T) {
 	longest := strings.Repeat("n", 63)
 	for name, same := range map[string]bool{"web": true, "a.b-c_d": true, longest: true, longest + "n": false,

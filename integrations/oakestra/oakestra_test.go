@@ -29,7 +29,7 @@ const (
 	isText = "text/plain; charset=utf-8"
 )
 
-// TestDocumentedRequests replays requests with the answers that clients of Oakestra's eBPF manager know.
+// TestDocumentedRequests replays requests with the responses that clients of Oakestra's eBPF manager expect.
 func TestDocumentedRequests(t *testing.T) {
 	n := newNode(t)
 	for i, step := range []struct {
@@ -80,7 +80,7 @@ func TestDocumentedRequests(t *testing.T) {
 		method, path, _ := strings.Cut(step.request, " ")
 		got := n.do(method, path, step.body)
 		if step.answer == "" && step.status > 400 {
-			got.body = "" // in words of the agent
+			got.body = "" // the agent's text
 		}
 		if want := (response{step.status, step.kind, step.answer}); got != want {
 			t.Errorf("%d: %s %s\ngot  %+v\nwant %+v", i, step.request, step.body, got, want)
@@ -104,7 +104,7 @@ func register(n *node) {
 	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"192.0.2.1"}`)
 }
 
-// TestNodeEngine plays NodeEngine for 50 services, with an agent that dies on the way.
+// TestNodeEngine simulates NodeEngine with 50 services, and kills the agent in between.
 func TestNodeEngine(t *testing.T) {
 	const services = 50
 	n := newNode(t)
@@ -140,7 +140,7 @@ func TestNodeEngine(t *testing.T) {
 	}
 	for i := range services {
 		n.undeploy(appName, i)
-		n.undeploy(appName, i) // again is no error
+		n.undeploy(appName, i) // a repeated undeploy is no error
 	}
 	if all, links := list[v1.Service](n, "service"), n.links(); len(all) != 0 || !cmp.Equal(links, []string{"oakbr"}) {
 		t.Errorf("left after all undeploys: %v, %v", all, links)
@@ -150,15 +150,15 @@ func TestNodeEngine(t *testing.T) {
 	}
 }
 
-// checkTraffic sends between the two services and looks for it in what the counter says.
+// checkTraffic sends between the two services, and checks the module's counts.
 func (n *node) checkTraffic(a, b *container) {
 	n.T.Helper()
 	from, to := a.listen("10.18.0.2:1000"), b.listen("10.18.0.51:2000")
-	if !arrives(from, to, most) {
+	if !arrives(from, to, manyTries) {
 		n.T.Fatal("the first service does not reach the last")
 	}
 	from6, to6 := a.listen("[fc00::2]:1000"), b.listen("[fc00::33]:2000")
-	if !arrives(from6, to6, most) {
+	if !arrives(from6, to6, manyTries) {
 		n.T.Error("not over IPv6")
 	}
 	var counts map[string]map[string]int
@@ -187,11 +187,11 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 	a4, _ := a.deploy(appName, 0, "")
 	b4, _ := b.deploy(appName, 1, "")
 	from, to := a.listen(a4+":1000"), b.listen(b4+":2000")
-	if !arrives(from, to, most) {
+	if !arrives(from, to, manyTries) {
 		t.Fatal("nothing arrives without a firewall")
 	}
 	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
-	if arrives(from, to, few) {
+	if arrives(from, to, fewTries) {
 		t.Error("the firewall has no rule, and a packet passes")
 	}
 	rule := func(proto, src string, srcPort int, dst string, dstPort int) {
@@ -199,21 +199,21 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 			proto, srcPort, dstPort))
 	}
 	rule("TCP", a4, 1000, b4, 2000)
-	if arrives(from, to, few) {
+	if arrives(from, to, fewTries) {
 		t.Error("a rule for TCP lets UDP pass: proto is not honoured")
 	}
 	rule("UDP", a4, 1000, b4, 2000)
-	if !arrives(from, to, most) {
+	if !arrives(from, to, manyTries) {
 		t.Error("the rule does not let the packet pass")
 	}
-	if arrives(to, from, few) {
+	if arrives(to, from, fewTries) {
 		t.Error("the answer passes without a rule of its own")
 	}
 	rule("UDP", b4, 2000, a4, 1000)
-	if !arrives(to, from, most) {
+	if !arrives(to, from, manyTries) {
 		t.Error("the rule for the answer does not let it pass")
 	}
-	rule("UDP", b4, 2000, a4, 1000) // again
+	rule("UDP", b4, 2000, a4, 1000) // a duplicate
 	m := list[v1.Module](n, "module")
 	if rules, _ := m[0].Spec.Config["rules"].([]any); len(rules) != 3 {
 		t.Errorf("rules: %v", rules)
@@ -346,7 +346,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// The agent does without an integration that cannot start, and says why.
+// The agent runs without an integration that cannot start, and reports the reason.
 func TestDamagedFileIsNotOverwritten(t *testing.T) {
 	n := newNode(t)
 	n.Kill()
@@ -386,7 +386,7 @@ func TestLostFile(t *testing.T) {
 	}
 }
 
-// TestCutShort is kill -9 in the middle of a deployment: NodeEngine has no answer, so nothing of it may stay.
+// TestCutShort kills (SIGKILL) in the middle of a deployment: NodeEngine got no response, so nothing of it may stay.
 func TestCutShort(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -411,7 +411,7 @@ func TestCutShort(t *testing.T) {
 	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 1 || len(links) != 2 {
 		t.Errorf("after a restart: %d services, %v", len(s), links)
 	}
-	a.deploy(appName, 0, "") // and it can be asked for again
+	a.deploy(appName, 0, "") // and it can be repeated
 }
 
 func TestBridgeOfSomebodyElse(t *testing.T) {
@@ -475,8 +475,8 @@ func TestTCP(t *testing.T) {
 	}
 }
 
-// NodeEngine finds the integration where it looks for NetManager, whose configuration is used. A NetManager that runs
-// keeps its socket.
+// NodeEngine finds the integration on NetManager's default socket, and NetManager's configuration is used. A running
+// NetManager keeps its socket.
 func TestDefaultSocket(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()

@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// A veth leaves checksums to a card that it does not have, until that is switched off.
+// A veth leaves checksums to a card that it does not have, until offload is disabled.
 func TestCompleteChecksums(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
 	done := make(chan struct{})
-	go func() { // its thread ends with it, and the namespace with the thread
+	go func() { // the thread ends with the goroutine, and the namespace with the thread
 		defer close(done)
 		runtime.LockOSThread()
 		ns, err := netns.New()

@@ -18,8 +18,8 @@ import (
 )
 
 // TestEveryOrder posts counter, firewall and proxy in every order, and sends between two services by a virtual address:
-// each module sees what the modules before it let through, with the addresses that they have given it. The redirect of
-// the proxy ends no chain.
+// each module processes the packets that the modules before it pass, with the addresses that those have written. The
+// redirect of the proxy ends no chain.
 func TestEveryOrder(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -42,7 +42,7 @@ func TestEveryOrder(t *testing.T) {
 	}
 }
 
-// ordered are modules that were posted in an order, and traffic through them.
+// ordered has modules that were posted in an order, and traffic through them.
 type ordered struct {
 	*testing.T
 	node           *node
@@ -68,12 +68,12 @@ func (o *ordered) check(a4, b4 string) {
 	if !o.isDropped() {
 		o.Error("passes a firewall without rules")
 	}
-	if got := o.counts()["-2"]["egress"]; (got >= few) != before("packetCounter", "firewall") {
+	if got := o.counts()["-2"]["egress"]; (got >= fewTries) != before("packetCounter", "firewall") {
 		o.Errorf("the counter has seen %d packets of the client, which the firewall drops", got)
 	}
 
-	// Behind the proxy, questions have the address of the server and answers the virtual one. Before it, the server's
-	// interface has the former and the client's interface the latter, in both directions.
+	// After the proxy, requests have the address of the server and replies the virtual one. Before it, packets have the
+	// former on the server's interface and the latter on the client's, in both directions.
 	o.rule(a4, 1000, b4, 2000)
 	o.rule(o.virtual, 2000, a4, 1000)
 	if before("firewall", "proxy") {
@@ -84,7 +84,7 @@ func (o *ordered) check(a4, b4 string) {
 		o.rule(b4, 2000, a4, 1000)
 	}
 	was := o.counts()
-	if !o.roundTrip(most) {
+	if !o.roundTrip(manyTries) {
 		o.Fatal("nothing comes back through all modules")
 	}
 	now := o.counts()
@@ -103,7 +103,7 @@ func (o *ordered) rule(src string, srcPort int, dst string, dstPort int) {
 		`{"srcIp":%q,"dstIp":%q,"proto":"UDP","scrPort":%d,"dstPort":%d}`, src, dst, srcPort, dstPort))
 }
 
-// counts are those of the counter, by the end of an interface's name.
+// counts returns the counter's counts, by the end of an interface's name.
 func (o *ordered) counts() map[string]map[string]int {
 	var all map[string]map[string]int
 	text := o.node.must("GET", fmt.Sprintf("/ebpf/%d/counts", o.ids["packetCounter"]), "")
@@ -113,11 +113,11 @@ func (o *ordered) counts() map[string]map[string]int {
 	return map[string]map[string]int{"-2": o.node.counted(all, "-2"), "-3": o.node.counted(all, "-3")}
 }
 
-// roundTrip reports whether one of several packets to the virtual address reaches the server, and its answer the
-// client, from the virtual address.
+// roundTrip reports whether one of several packets to the virtual address reaches the server, and its reply the client,
+// from the virtual address.
 func (o *ordered) roundTrip(tries int) bool {
 	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(o.virtual), 2000))
-	packet := fmt.Appendf(nil, "kerb %d", questions.Add(1))
+	packet := fmt.Appendf(nil, "kerb %d", packetNumber.Add(1))
 	for range tries {
 		_, _ = o.client.WriteTo(packet, to)
 		if from := receive(o.server, packet); from != nil {
@@ -133,14 +133,14 @@ func (o *ordered) roundTrip(tries int) bool {
 	return false
 }
 
-// isDropped reports whether the firewall drops all packets to the virtual address, or the answers to them: it has
-// counted each, as it may be load that keeps them from being seen in time.
+// isDropped reports whether the firewall drops all packets to the virtual address, or the replies to them. It compares
+// the drop counter, since under load an undropped packet may also be late.
 func (o *ordered) isDropped() bool {
 	before := o.drops()
-	if o.roundTrip(few) {
+	if o.roundTrip(fewTries) {
 		return false
 	}
-	wait.Until(o.T, "the firewall has dropped all packets", func() bool { return o.drops() >= before+few })
+	wait.Until(o.T, "the firewall has dropped all packets", func() bool { return o.drops() >= before+fewTries })
 	return true
 }
 
@@ -153,7 +153,7 @@ func (o *ordered) drops() (sum uint64) {
 	return sum
 }
 
-// receive returns who has sent a packet; nil if it does not arrive within a moment.
+// receive returns the sender of a packet, or nil if it does not arrive within a moment.
 func receive(c *net.UDPConn, packet []byte) net.Addr {
 	buffer := make([]byte, 32)
 	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))

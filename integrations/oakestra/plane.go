@@ -15,7 +15,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Modules that each worker of a cluster has: they make its services reach virtual addresses, and other workers.
+// Modules on each worker of a cluster, by which its services reach virtual addresses and other workers.
 const (
 	proxyResource  = resourcePrefix + "proxy"
 	tunnelResource = resourcePrefix + "tunnel"
@@ -24,7 +24,7 @@ const (
 // outermost is the priority of these modules: modules of users are nearer to services.
 const outermost = 1_000_000
 
-// plane returns the modules for a node that reaches others by an interface.
+// plane returns the modules for a node that reaches others through an interface.
 func (l *Listener) plane(underlay string) []v1.Module {
 	ours := func(name, pkg string, config map[string]any, interfaces ...string) v1.Module {
 		return v1.Module{
@@ -57,12 +57,12 @@ func interfaceOf(host netip.Addr) (string, error) {
 	return "", fmt.Errorf("no interface has the address %s by which this node reaches the cluster", host)
 }
 
-// resolveLimit is for the name of the cluster: deployments wait meanwhile.
-const resolveLimit = 2 * time.Second
+// resolveTimeout is the timeout of resolving the cluster's name: deployments wait in the meantime.
+const resolveTimeout = 2 * time.Second
 
-// underlay returns the interface by which this node reaches the cluster, and other nodes. l.mu is held.
+// underlay returns the interface through which this node reaches the cluster, and other nodes. The caller holds l.mu.
 func (l *Listener) underlay(ctx context.Context) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
 	host, err := l.session.source(ctx)
 	if err != nil {
@@ -105,40 +105,40 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	_, err = l.agent.apply(limited, nil, want)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		if !l.planeLate { // the agent continues; the next sweep looks again
+		if !l.planeUnconfirmed { // the agent continues; the next sweep checks again
 			l.log.Warn("the agent takes long to apply the modules for virtual addresses and other workers; services do not "+
 				"reach other workers until it has", "limit", prepareLimit)
 		}
-		l.planeLate = true
+		l.planeUnconfirmed = true
 		return nil
 	case err != nil:
 		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)
 	}
-	l.planeApplied, l.planeLate = want, false
+	l.planeApplied, l.planeUnconfirmed = want, false
 	return nil
 }
 
-// linkLimit is how long a registration waits until the agent has linked the modules of the worker: NodeEngine may
+// linkTimeout is how long a registration waits until the agent has linked the modules of the worker: NodeEngine may
 // deploy as soon as it has the response, and a deployment that includes linking may exceed its timeout.
-const linkLimit = 4 * time.Second
+const linkTimeout = 4 * time.Second
 
-// connectLatest is how long a registration waits for a connection without which the modules are not applied.
-const connectLatest = time.Second
+// connectTimeout is how long a registration waits for a connection, without which the modules are not applied.
+const connectTimeout = time.Second
 
 // errAgentSilent is returned if the agent's chains are unknown.
 var errAgentSilent = errors.New("the agent does not answer")
 
-// awaitChains waits until the agent has chains for services that will come, or runs some. Without a connection of the
+// awaitChains waits until the agent has linked chains for future services, or runs some. Without a connection of the
 // worker there may be no modules to wait for.
 func (l *Listener) awaitChains(ctx context.Context, s *session) {
-	tick, latest := time.NewTicker(linkLimit/40), time.After(connectLatest)
+	tick, latest := time.NewTicker(linkTimeout/40), time.After(connectTimeout)
 	defer tick.Stop()
 	for problem := errAgentSilent; ; {
 		has, err := l.hasChains(ctx)
 		if has {
 			return
 		}
-		if ctx.Err() == nil { // else it is the end of the wait that has failed
+		if ctx.Err() == nil { // otherwise the end of the wait caused the error
 			problem = err
 		}
 		select {
@@ -154,16 +154,16 @@ func (l *Listener) awaitChains(ctx context.Context, s *session) {
 	}
 }
 
-// warnEarlyAnswer logs that a registration is answered too early, unless the client has stopped waiting.
+// warnEarlyAnswer logs that a registration is answered too early, unless the client has disconnected.
 func (l *Listener) warnEarlyAnswer(ctx context.Context, problem error) {
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
 	case problem != nil:
 		l.log.Warn("registered, and it is unknown whether the modules of the worker are linked; deployments may fail",
-			"waited", linkLimit, "error", problem)
+			"waited", linkTimeout, "error", problem)
 	default:
 		l.log.Warn("registered before the modules of the worker are linked: a deployment that comes first links them, "+
-			"and fails if that takes longer than it may", "waited", linkLimit, "limit", deployLimit)
+			"and fails if that takes longer than it may", "waited", linkTimeout, "limit", deployTimeout)
 	}
 }
 

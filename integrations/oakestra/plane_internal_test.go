@@ -25,7 +25,7 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var there []v1.Module // is used in turn with the agent
+	var there []v1.Module // used in turn with the agent
 	applied := 0
 	agent := &httptest.Server{Listener: socket,
 		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,10 +71,10 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 	}
 }
 
-// chainAgent is an agent that answers requests for its chains one after the other, the last one again and again.
+// chainAgent is an agent that responds to requests for its chains with a sequence, whose last element it repeats.
 type chainAgent struct {
 	answers [][]v1.Chain // the agent fails if there is none
-	asked   int          // is used in turn with the agent
+	asked   int          // used in turn with the agent
 }
 
 func newChainAgent(m *member, answers ...[]v1.Chain) *chainAgent {
@@ -101,7 +101,7 @@ func newChainAgent(m *member, answers ...[]v1.Chain) *chainAgent {
 	return a
 }
 
-// registerNode is a request of NodeEngine.
+// registerNode sends a registration as NodeEngine does.
 func (m *member) registerNode() {
 	m.Helper()
 	w := httptest.NewRecorder()
@@ -119,13 +119,13 @@ func chainsBeingLinked() [][]v1.Chain {
 	return [][]v1.Chain{
 		{},
 		{of("ingress", false, tunnelResource)},
-		{of("egress", true, proxyResource), of("ingress", false, proxyResource)}, // of a service that has gone
+		{of("egress", true, proxyResource), of("ingress", false, proxyResource)}, // of a removed service
 		{of("egress", true, proxyResource, tunnelResource), of("ingress", true, tunnelResource, proxyResource)},
 	}
 }
 
-// NodeEngine may deploy when it has the answer to its registration: that comes when the agent has linked the chains of
-// services in both directions, or has taken too long.
+// NodeEngine may deploy when it has the response to its registration: that is sent when the agent has linked the chains
+// of services in both directions, or after a timeout.
 func TestRegistrationWaitsForChains(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -143,7 +143,8 @@ func TestRegistrationWaitsForChains(t *testing.T) {
 	}
 }
 
-// A node with a subnet of its own connects while it registers: the modules are applied at once, and waited for.
+// A node with a configured subnet connects while it registers: the modules are applied immediately, and the
+// registration waits for them.
 func TestRegistrationWithASubnetWaitsForChains(t *testing.T) {
 	m := newMember(t)
 	o := Options{Bridge: "oaktest-none", Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"}
@@ -153,7 +154,7 @@ func TestRegistrationWithASubnetWaitsForChains(t *testing.T) {
 	if m.registerNode(); a.asked != len(a.answers) {
 		t.Errorf("answered after %d of %d requests for the agent's chains", a.asked, len(a.answers))
 	}
-	wait.Until(t, "the connection leads to a check of the modules", func() bool { return len(m.l.look) > 0 })
+	wait.Until(t, "the connection leads to a check of the modules", func() bool { return len(m.l.wakeup) > 0 })
 }
 
 // Without a broker there are no modules to wait for.
@@ -171,7 +172,7 @@ func TestRegistrationWithoutABrokerDoesNotWaitForChains(t *testing.T) {
 	}
 }
 
-// The name of a cluster is resolved while deployments wait: a DNS server that does not answer does not hold them.
+// The name of a cluster is resolved while deployments wait: an unresponsive DNS server does not block them.
 func TestNameOfAClusterIsResolvedInTime(t *testing.T) {
 	saved := net.DefaultResolver
 	t.Cleanup(func() { net.DefaultResolver = saved })
@@ -191,7 +192,7 @@ func TestNameOfAClusterIsResolvedInTime(t *testing.T) {
 	}
 }
 
-// An agent that takes long for the modules of the worker is reported once, until they are in place.
+// If the agent takes long for the modules of the worker, one message is logged until they are in place.
 func TestLateModulesOfAWorkerAreLogged(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -208,7 +209,7 @@ func TestLateModulesOfAWorkerAreLogged(t *testing.T) {
 		t.Errorf("%d messages in the log, want one:\n%s", got, m.log)
 	}
 	a.resume()
-	if err := m.l.ensurePlane(t.Context()); err != nil || len(m.l.planeApplied) != 2 || m.l.planeLate {
-		t.Errorf("%v, applied %+v, late %v", err, m.l.planeApplied, m.l.planeLate)
+	if err := m.l.ensurePlane(t.Context()); err != nil || len(m.l.planeApplied) != 2 || m.l.planeUnconfirmed {
+		t.Errorf("%v, applied %+v, late %v", err, m.l.planeApplied, m.l.planeUnconfirmed)
 	}
 }

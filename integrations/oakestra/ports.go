@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// port leads from a port of the node to one of a service.
+// port maps a port of the node to one of a service.
 type port struct {
 	Protocol string `json:"protocol"` // tcp or udp
 	Node     uint16 `json:"node"`
@@ -18,16 +18,15 @@ type port struct {
 
 func (p port) String() string { return fmt.Sprintf("%d/%s", p.Node, p.Protocol) }
 
-// maxPorts is far above what services ask for, and keeps one of them from taking all.
+// maxPorts is far above what services request, and prevents that one of them takes all ports.
 const maxPorts = 256
 
-// parsePorts reads "80:8080/tcp;53/udp": the node's port, the service's unless it is the same, the protocol unless it
-// is TCP.
+// parsePorts parses "80:8080/tcp;53/udp". Of each port, the service's defaults to the node's, and the protocol to tcp.
 func parsePorts(text string) ([]port, error) {
 	var all []port
 	for part := range strings.SplitSeq(text, ";") {
 		if part = strings.TrimSpace(part); part == "" {
-			continue // as after a last semicolon
+			continue // as after a trailing semicolon
 		}
 		p, err := parsePort(part)
 		if err != nil {

@@ -52,7 +52,7 @@ func TestParsePorts(t *testing.T) {
 	}
 }
 
-// Errors of a kernel without nf_tables say so, and other errors do not.
+// Errors of a kernel without nf_tables name the missing option, and other errors do not.
 func TestLacksNAT(t *testing.T) {
 	for err, says := range map[error]bool{
 		os.NewSyscallError("socket", unix.EPROTONOSUPPORT):            true,
@@ -60,11 +60,12 @@ func TestLacksNAT(t *testing.T) {
 		fmt.Errorf("conn.Receive: %w", errors.Join(unix.ENOENT, nil)): true,
 		unix.EPERM: false,
 	} {
-		if got := lacksNAT(err); !errors.Is(got, err) || strings.Contains(got.Error(), "nf_tables in the kernel") != says {
+		got := explainNATError(err)
+		if !errors.Is(got, err) || strings.Contains(got.Error(), "nf_tables in the kernel") != says {
 			t.Errorf("%v: %v", err, got)
 		}
 	}
-	if err := lacksNAT(nil); err != nil {
+	if err := explainNATError(nil); err != nil {
 		t.Error(err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// tables are the nftables tables on the node.
+// tables returns the nftables tables on the node.
 func (n *node) tables() (names []string) {
 	err := n.Lab.Node().Do(func() error {
 		c, err := nftables.New()
@@ -38,7 +38,7 @@ func (n *node) tables() (names []string) {
 	return names
 }
 
-// flush is what a firewall's service does when it starts: nft flush ruleset.
+// flush does what a firewall's service does when it starts: nft flush ruleset.
 func (n *node) flush() {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -54,14 +54,13 @@ func (n *node) flush() {
 	}
 }
 
-// place is where sockets can be: a container or a host of the lab.
-type place interface{ Do(f func() error) error }
+// socketHost is a container or a host of the lab, in which sockets can be opened.
+type socketHost interface{ Do(f func() error) error }
 
-// Do is do.
 func (c *container) Do(f func() error) error { return c.do(f) }
 
-// serve answers every TCP connection and every datagram to a port with the name and the address of who asked, datagrams
-// also with the question.
+// serve answers every TCP connection and every datagram to a port with the name and the address of the client,
+// datagrams also with the request.
 func (c *container) serve(port int, name string) {
 	c.n.T.Helper()
 	at := fmt.Sprintf(":%d", port)
@@ -102,10 +101,10 @@ func (c *container) serve(port int, name string) {
 
 func ipOf(a net.Addr) netip.Addr { return netip.MustParseAddrPort(a.String()).Addr().Unmap() }
 
-// An instance has half a minute to answer; the check that none answers takes a second.
-const patience, impatience = 30 * time.Second, time.Second
+// Timeouts of a reply, and of the check that none arrives.
+const answerTimeout, noAnswerTimeout = 30 * time.Second, time.Second
 
-func dial(from place, network string, to netip.AddrPort, within time.Duration) (conn net.Conn, err error) {
+func dial(from socketHost, network string, to netip.AddrPort, within time.Duration) (conn net.Conn, err error) {
 	err = from.Do(func() (err error) {
 		conn, err = (&net.Dialer{Timeout: within}).Dial(network, to.String())
 		return err
@@ -113,9 +112,9 @@ func dial(from place, network string, to netip.AddrPort, within time.Duration) (
 	return conn, err
 }
 
-// hear asks on a connection, and returns the answer to this very question or the reason why there is none.
-func hear(conn net.Conn, within time.Duration) string {
-	question := fmt.Sprintf("?%d", questions.Add(1))
+// readAnswer sends a request on a connection, and returns the matching reply or the reason why there is none.
+func readAnswer(conn net.Conn, within time.Duration) string {
+	question := fmt.Sprintf("?%d", packetNumber.Add(1))
 	_, _ = conn.Write([]byte(question))
 	_ = conn.SetDeadline(time.Now().Add(within))
 	answer := make([]byte, 128)
@@ -130,25 +129,25 @@ func hear(conn net.Conn, within time.Duration) string {
 	}
 }
 
-func ask(from place, network string, to netip.AddrPort, within time.Duration) string {
+func ask(from socketHost, network string, to netip.AddrPort, within time.Duration) string {
 	conn, err := dial(from, network, to, within)
 	if err != nil {
 		return "error: " + err.Error()
 	}
 	defer conn.Close()
-	return hear(conn, within)
+	return readAnswer(conn, within)
 }
 
-// nodeAddresses are those of the node on the network of the lab's hosts.
+// nodeAddresses are the addresses of the node on the network of the lab's hosts.
 var nodeAddresses = []netip.Addr{netip.MustParseAddr("10.99.0.1"), netip.MustParseAddr("fd99::1")}
 
-// outside is a machine beyond the node.
+// outside is a host beyond the node.
 func (n *node) outside() *netlab.Host {
 	n.T.Helper()
 	return n.Host("client")
 }
 
-// answers checks who answers on ports of the node: by port and protocol, an empty name means no answer.
+// answers checks the names that reply on ports of the node: by port and protocol, an empty name means no reply.
 func (n *node) answers(client *netlab.Host, want map[string]string) {
 	n.T.Helper()
 	for at, name := range want {
@@ -157,9 +156,9 @@ func (n *node) answers(client *netlab.Host, want map[string]string) {
 		if _, err := fmt.Sscanf(strings.Replace(at, "/", " ", 1), "%d %s", &port, &network); err != nil {
 			n.T.Fatal(err)
 		}
-		within := patience
+		within := answerTimeout
 		if name == "" {
-			within = impatience
+			within = noAnswerTimeout
 		}
 		for i, self := range []netip.Addr{client.Addr4(), client.Addr6()} {
 			got := ask(client, network, netip.AddrPortFrom(nodeAddresses[i], port), within)
@@ -186,9 +185,9 @@ func TestPortMappings(t *testing.T) {
 	n.answers(client, open)
 
 	other4, other6 := other.deploy("other.test.db.test", 0, "")
-	for i, to := range nodeAddresses { // by the node to a neighbour on the same bridge, which sees the bridge
+	for i, to := range nodeAddresses { // by the node to a neighbour on the same bridge, which sees the bridge's address
 		bridge := []string{"10.18.0.1", "fc00::1"}[i]
-		if got := ask(other, "tcp", netip.AddrPortFrom(to, 8000), patience); got != "first "+bridge {
+		if got := ask(other, "tcp", netip.AddrPortFrom(to, 8000), answerTimeout); got != "first "+bridge {
 			t.Errorf("from %s and %s to %s: %q", other4, other6, to, got)
 		}
 	}
@@ -211,7 +210,7 @@ func TestPortMappings(t *testing.T) {
 	n.Eventually("a flushed table is made again", func() bool { return len(n.tables()) == 1 })
 	n.answers(client, open)
 
-	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300), patience)
+	sender, err := dial(client, "udp", netip.AddrPortFrom(nodeAddresses[0], 5300), answerTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,13 +219,13 @@ func TestPortMappings(t *testing.T) {
 	second.serve(80, "second")
 	second.serve(53, "second")
 	n.answers(client, open)
-	if got := hear(sender, patience); !strings.HasPrefix(got, "first ") {
+	if got := readAnswer(sender, answerTimeout); !strings.HasPrefix(got, "first ") {
 		t.Errorf("before the undeployment: %q", got)
 	}
 	n.undeploy(appName, 0)
 	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
 	n.Eventually("a sender that does not pause is answered", func() bool {
-		return strings.HasPrefix(hear(sender, impatience), "second ")
+		return strings.HasPrefix(readAnswer(sender, noAnswerTimeout), "second ")
 	})
 	n.undeploy(appName, 1)
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
@@ -234,18 +233,18 @@ func TestPortMappings(t *testing.T) {
 	if got := n.tables(); len(got) != 0 {
 		t.Errorf("without services there are tables %v", got)
 	}
-	if got := hear(sender, impatience); !strings.HasPrefix(got, "error") {
+	if got := readAnswer(sender, noAnswerTimeout); !strings.HasPrefix(got, "error") {
 		t.Errorf("an answer without services: %q", got)
 	}
 	again := n.container()
 	again.deploy(appName, 0, withPorts("5300:53/udp"))
 	again.serve(53, "again")
 	n.Eventually("a sender that has sent in vain before is answered", func() bool {
-		return strings.HasPrefix(hear(sender, impatience), "again ")
+		return strings.HasPrefix(readAnswer(sender, noAnswerTimeout), "again ")
 	})
 }
 
-// Services reach what is beyond the node under its address, and the node forwards for them.
+// Services reach hosts beyond the node under its address, and the node forwards for them.
 func TestMasquerading(t *testing.T) {
 	n := newNode(t)
 	settings := map[string]string{"ipv4/ip_forward": "1", "ipv6/conf/all/forwarding": "1"}
@@ -284,7 +283,7 @@ func TestMasquerading(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		conn, err := dial(c, "tcp", netip.AddrPortFrom(at, 700), patience)
+		conn, err := dial(c, "tcp", netip.AddrPortFrom(at, 700), answerTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -300,8 +299,8 @@ func TestMasquerading(t *testing.T) {
 	}
 }
 
-// Docker and ufw drop what is forwarded by the policy of iptables' chain: services are reached all the same, and after
-// a flush again. The node itself uses ports, too.
+// Docker and ufw drop forwarded packets by the policy of iptables' chain: services are still reached, and again after a
+// flush. The node itself uses ports, too.
 func TestForwardingIsDropped(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -345,14 +344,14 @@ func TestForwardingIsDropped(t *testing.T) {
 	c.serve(80, "web")
 	n.answers(client, map[string]string{"8000/tcp": "web"})
 	for _, to := range nodeAddresses {
-		if got := ask(n.Lab.Node(), "tcp", netip.AddrPortFrom(to, 8000), patience); got != "web "+to.String() {
+		if got := ask(n.Lab.Node(), "tcp", netip.AddrPortFrom(to, 8000), answerTimeout); got != "web "+to.String() {
 			t.Errorf("the node itself, by %s: %q", to, got)
 		}
 	}
-	if got := ask(n.Lab.Node(), "tcp", addrPort("127.0.0.1:8000"), patience); !strings.Contains(got, "refused") {
+	if got := ask(n.Lab.Node(), "tcp", addrPort("127.0.0.1:8000"), answerTimeout); !strings.Contains(got, "refused") {
 		t.Errorf("the node itself, by its loopback address: %q", got)
 	}
-	if path, err := exec.LookPath("iptables-nft"); err == nil { // must still read its table
+	if path, err := exec.LookPath("iptables-nft"); err == nil { // must still parse its table
 		out, err := n.Lab.Node().Command(t.Context(), path, "-S", "FORWARD").CombinedOutput()
 		for _, want := range []string{"-P FORWARD DROP", "-A FORWARD -i oakbr ", "-A FORWARD -o oakbr "} {
 			if err != nil || !strings.Contains(string(out), want) {

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// Limits of modules that are prepared: of services that have them; of the time until NodeEngine deploys the first
-// instance, as it pulls the image before; and of the time that NodeEngine's requests wait while the agent applies what
-// they did not ask for. The agent continues if it takes longer.
+// Limits of prepared modules: the number of services; the time until NodeEngine deploys the first instance, since it
+// pulls the image before; and the time that NodeEngine's requests wait while the agent applies modules that they did
+// not request. The agent continues if it takes longer.
 const (
 	maxPrepared  = 8
 	preparedFor  = 10 * time.Minute
@@ -52,7 +52,7 @@ func (l *Listener) prepareNext(ctx context.Context) bool {
 }
 
 // prepare applies the modules of a service that does not run here.
-func (l *Listener) prepare(ctx context.Context, name string, want []wanted) error {
+func (l *Listener) prepare(ctx context.Context, name string, want []moduleRequest) error {
 	ctx, cancel := context.WithTimeout(ctx, prepareLimit)
 	defer cancel()
 	added, _, err := l.deploy(ctx, name, want, nil)
@@ -87,15 +87,15 @@ func (l *Listener) awaitsPreparation(ctx context.Context) bool {
 	return false
 }
 
-// takePrepared ends the preparation of a service that is about to be deployed. It removes the prepared modules unless
+// endPreparation ends the preparation of a service that is about to be deployed. It removes the prepared modules unless
 // they are exactly those of the service.
-func (l *Listener) takePrepared(ctx context.Context, name string, want []wanted) error {
+func (l *Listener) endPreparation(ctx context.Context, name string, want []moduleRequest) error {
 	delete(l.prepared, name)
 	ours := func(m module) bool { return m.Service == name && m.Pending == pendingPrepared }
-	var have []wanted
+	var have []moduleRequest
 	for _, m := range l.state.Modules {
 		if ours(m) {
-			have = append(have, wanted{m.Name, m.Config})
+			have = append(have, moduleRequest{m.Name, m.Config})
 		}
 	}
 	if len(have) == 0 || reflect.DeepEqual(have, want) {

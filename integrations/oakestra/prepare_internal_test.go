@@ -19,19 +19,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// busyAgent makes one change at a time, all of it or nothing, whether or not the client waits. It answers what it has
-// meanwhile.
+// busyAgent makes one change at a time, as a transaction, whether or not the client waits. It responds to reads in the
+// meantime.
 type busyAgent struct {
 	changes sync.Mutex
 	hold    chan struct{} // a change waits until it is closed
 
 	mu      sync.Mutex
 	modules map[string]v1.Module
-	asked   []string // paths of changes, when they come
+	asked   []string // paths of changes, when they arrive
 	done    []string // and when they are made
 }
 
-// newBusyAgent returns it with a listener that uses it.
+// newBusyAgent returns an agent with a listener that uses it.
 func newBusyAgent(t *testing.T) (*busyAgent, *Listener) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "agent.sock")
@@ -114,7 +114,7 @@ func (a *busyAgent) show(w http.ResponseWriter, name string) {
 		http.Error(w, name+" does not exist", http.StatusNotFound)
 		return
 	}
-	_ = json.NewEncoder(w).Encode(out) // the client has gone if this fails
+	_ = json.NewEncoder(w).Encode(out) // fails only if the client has disconnected
 }
 
 func (a *busyAgent) counts() (asked, done, modules int) {
@@ -125,7 +125,7 @@ func (a *busyAgent) counts() (asked, done, modules int) {
 
 func jobOf(app string) job { return job{Name: app, Modules: json.RawMessage(`[{"name":"firewall"}]`)} }
 
-// A deployment waits for at most one preparation: while the agent works at one, it gets no further.
+// A deployment waits for at most one preparation: while the agent processes one, no further one is sent.
 func TestOnePreparationAtATime(t *testing.T) {
 	a, l := newBusyAgent(t)
 	for i := range 3 {
@@ -145,13 +145,13 @@ func TestOnePreparationAtATime(t *testing.T) {
 	}
 }
 
-// A preparation that the agent still works at does not outlast the deployment with other modules.
+// A preparation that the agent is still processing does not outlast the deployment with other modules.
 func TestUnconfirmedPreparationEnds(t *testing.T) {
 	a, l := newBusyAgent(t)
 	l.state.Jobs = []job{jobOf(testApp)}
 	l.prepareJobs(t.Context())
 	taken := make(chan error, 1)
-	go func() { taken <- l.takePrepared(t.Context(), testApp, []wanted{{Name: "counter"}}) }()
+	go func() { taken <- l.endPreparation(t.Context(), testApp, []moduleRequest{{Name: "counter"}}) }()
 	wait.Until(t, "a request behind the preparation, or the end", func() bool {
 		asked, _, _ := a.counts()
 		return asked > 1 || len(taken) > 0
@@ -166,8 +166,8 @@ func TestUnconfirmedPreparationEnds(t *testing.T) {
 	}
 }
 
-// What has expired is removed with one request, as each of them holds the node's deployments. If some of it is gone
-// already, the rest is removed all the same.
+// Expired preparations are removed with one request, since each request delays the node's deployments. If some of them
+// are already removed, the rest is removed nevertheless.
 func TestExpiredPreparationsAreRemovedAtOnce(t *testing.T) {
 	for missing, requests := range map[int]int{0: 1, 1: 2} {
 		a, l := newBusyAgent(t)

@@ -13,7 +13,7 @@ import (
 )
 
 // TestModulesArePrepared announces instances before they are deployed. The deployment then attaches programs that are
-// in the kernel already; what was prepared and is not deployed goes.
+// already in the kernel; prepared modules that are not deployed are removed.
 func TestModulesArePrepared(t *testing.T) {
 	n, c := newClusterNode(t, "")
 	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"127.0.0.1"}`)

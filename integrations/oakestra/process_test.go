@@ -19,7 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// process is the integration's process, 0 if there is none.
+// process returns the PID of the integration's process, 0 if there is none.
 func (n *node) process() int {
 	n.T.Helper()
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.PID()))
@@ -36,7 +36,7 @@ func (n *node) process() int {
 	return 0
 }
 
-// killProcess is kill -9 of the integration.
+// killProcess kills (SIGKILL) the integration.
 func (n *node) killProcess() {
 	if pid := n.process(); pid != 0 {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
@@ -56,7 +56,7 @@ func (n *node) condition() (c v1.Condition) {
 	return c
 }
 
-// The process keeps the capabilities that it needs and no others, and the log of changes has its name.
+// The process keeps the capabilities that it needs and no others, and the change log contains its name.
 func TestProcess(t *testing.T) {
 	n := newNode(t)
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", n.process()))
@@ -90,8 +90,8 @@ func TestProcess(t *testing.T) {
 	})
 }
 
-// TestKilledAtAnyStep is kill -9 of the process, and of the agent, at moments spread over a deployment: the deployment
-// can be asked for again, and after an undeployment nothing is left.
+// TestKilledAtAnyStep kills (SIGKILL) the process, and the agent, at moments spread over a deployment: the deployment
+// can be repeated, and an undeployment leaves nothing.
 func TestKilledAtAnyStep(t *testing.T) {
 	const moments = 8
 	n := newNode(t)

@@ -22,8 +22,8 @@ const tunnelHas = "10.18.0.9"
 
 const tunnelWarning = "the tunnel may not deliver"
 
-// tunnelAgent is an agent whose tunnel delivers packets to the address of an instance from one request on. Its proxy
-// knows the instance.
+// tunnelAgent is an agent whose tunnel delivers packets to the address of an instance from a given request on. Its
+// proxy knows the instance.
 type tunnelAgent struct {
 	address string
 	from    int  // requests until the tunnel has the address
@@ -84,7 +84,7 @@ func (a *tunnelAgent) seen() (asked int, early bool) {
 	return a.asked, a.early
 }
 
-// publish is what a deployment does once the instance is connected.
+// publish does what a deployment does once the instance is connected.
 func (m *member) publish(address string) {
 	i := hostedInstance{app: testApp, four: netip.MustParseAddr(address), six: netip.MustParseAddr("fc00::2"),
 		known: make(chan bool, 1), held: true}
@@ -92,8 +92,8 @@ func (m *member) publish(address string) {
 	m.l.publish(m.Context(), m.l.session, i)
 }
 
-// The cluster learns of an instance when the tunnel delivers packets to it: clients on other workers send at once. An
-// answer about the service that comes meanwhile leads to no announcement either.
+// The cluster learns of an instance when the tunnel delivers packets to it: clients on other workers send immediately.
+// A reply about the service in the meantime does not cause an announcement, either.
 func TestInstanceIsAnnouncedWhenTheTunnelHasIt(t *testing.T) {
 	for name, a := range map[string]*tunnelAgent{
 		"late":    {address: "10.18.0.2", from: 5},
@@ -135,7 +135,7 @@ func TestWithdrawnInstanceIsNotAnnounced(t *testing.T) {
 	m.l.session.withdraw(testApp, 0)
 	m.publish(tunnelHas)
 	<-done
-	m.deploy(1, "10.18.0.8") // after all that was sent before
+	m.deploy(1, "10.18.0.8") // after all earlier messages
 	m.until("another instance", 1, "10.18.0.8@192.168.77.11:50103")
 	m.until("deployed again", 0, tunnelHas+"@192.168.77.11:50103")
 	for _, r := range m.cluster.Received() {
@@ -148,7 +148,7 @@ func TestWithdrawnInstanceIsNotAnnounced(t *testing.T) {
 	}
 }
 
-// A tunnel that does not deliver in time, or that a user has replaced, does not stop the deployment.
+// A tunnel that does not deliver in time, or that a user has replaced, does not block the deployment.
 func TestInstanceIsAnnouncedWithoutTheTunnel(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)

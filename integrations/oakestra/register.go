@@ -18,8 +18,8 @@ type registration struct {
 	Mode           string `json:"mode"`
 }
 
-// An id is a level of MQTT topics, which + # and / would make something else; an address is a host name or an IP
-// address.
+// Patterns of a registration's fields. An id is a level of MQTT topics, so it must not contain + # or /. An address is
+// a host name or an IP address.
 var (
 	workerID       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	clusterAddress = regexp.MustCompile(`^[A-Za-z0-9\[:][A-Za-z0-9.:\]-]*$`)
@@ -27,7 +27,7 @@ var (
 
 const maxRegistration = 253
 
-// check bounds length and characters of a registration's texts: the client ID becomes part of MQTT topics.
+// check validates length and characters of a registration's fields: the client ID becomes part of MQTT topics.
 func (r registration) check() error {
 	switch {
 	case r.ClientID == "":
@@ -42,8 +42,8 @@ func (r registration) check() error {
 	return nil
 }
 
-// registerLimit is how long a registration waits for the subnet: the broker may start after this node.
-const registerLimit = 3 * time.Second
+// registerTimeout is how long a registration waits for the subnet: the broker may start after this node.
+const registerTimeout = 3 * time.Second
 
 // registerNode responds when the node has a subnet and the chains of its modules, or after a timeout for each. Without
 // a subnet in time, it logs a warning; the registration is still valid.
@@ -64,19 +64,19 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 		fail(w, "register", err)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), registerLimit)
+	ctx, cancel := context.WithTimeout(r.Context(), registerTimeout)
 	defer cancel()
 	if err := l.awaitSubnet(ctx); err != nil {
 		l.log.Warn("registered without a subnet", "worker", in.ClientID, "error", err)
 		return
 	}
-	ctx, cancel = context.WithTimeout(r.Context(), linkLimit)
+	ctx, cancel = context.WithTimeout(r.Context(), linkTimeout)
 	defer cancel()
 	l.awaitChains(ctx, s)
 }
 
-// enroll takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
-// services of the old id are released, and the cluster assigns a new subnet. It returns the session of the worker.
+// enroll sets the id of the worker, and returns its session. NodeEngine gets a new id at each start, and has ended its
+// containers by then: services of the old id are released, and the cluster assigns a new subnet.
 func (l *Listener) enroll(ctx context.Context, in registration) (*session, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *Listener) enroll(ctx context.Context, in registration) (*session, error
 	return l.session, nil
 }
 
-// Subnets of services that were deployed before this worker asked its cluster for a subnet.
+// Subnets of services that were deployed before this worker requested a subnet from its cluster.
 const formerSubnet, formerSubnet6 = "10.18.0.0/26", "fc00::/120"
 
 // restoreSubnet continues with the subnet of the last run.
@@ -131,16 +131,16 @@ func (l *Listener) restoreSubnet() (err error) {
 	return nil
 }
 
-// join starts the session of the registered worker in its cluster, instead of the one before; l.mu is held.
+// join starts the session of the registered worker in its cluster, and ends the previous one. The caller holds l.mu.
 func (l *Listener) join() {
 	if l.session != nil {
 		l.session.stop()
 	}
 	o := sessionOptions{worker: l.state.Worker, cluster: l.state.Cluster, broker: l.options.Broker,
 		address: l.options.Address, port: l.options.Port,
-		assigned: l.net.assigned(), times: l.times, resolved: l.resolved}
+		assigned: l.net.assigned(), times: l.intervals, resolved: l.resolved}
 	for _, text := range l.ranges {
-		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // checked with the configuration
+		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // validated with the configuration
 	}
 	worker := l.state.Worker
 	o.onJob = func(j job) {
@@ -148,14 +148,14 @@ func (l *Listener) join() {
 		l.jobs.add(j, l.log)
 		l.wakeFollow()
 	}
-	o.onConnect, o.onReady = l.jobs.doubt, l.wakeFollow
-	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
+	o.onConnect, o.onReady = l.jobs.markMissed, l.wakeFollow
+	o.onSubnet = func(four, six netip.Prefix) { l.useSubnet(worker, four, six) }
 	var own []hostedInstance
 	for _, s := range l.state.Services {
 		four, six := l.net.addresses(s.Number)
 		own = append(own, hostedInstance{app: s.Name, number: s.Instance, four: four.Addr(), six: six.Addr()})
 	}
-	l.session = l.wants.attach(func(used []string) *session { return startSession(o, l.log, own, used) })
+	l.session = l.usedServices.attach(func(used []string) *session { return startSession(o, l.log, own, used) })
 }
 
 // leave ends the session.
@@ -167,9 +167,9 @@ func (l *Listener) leave() {
 	}
 }
 
-// takeSubnet starts to use the subnet that the cluster assigned to a worker, even if it cannot be stored: another
+// useSubnet starts to use the subnet that the cluster assigned to a worker, even if it cannot be stored: another
 // request would use up another subnet.
-func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
+func (l *Listener) useSubnet(worker string, four, six netip.Prefix) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if worker != l.state.Worker || l.net.assigned() {
@@ -187,10 +187,9 @@ func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
 	l.wakeFollow()
 }
 
-// wakeFollow wakes follow.
 func (l *Listener) wakeFollow() {
 	select {
-	case l.look <- struct{}{}:
+	case l.wakeup <- struct{}{}:
 	default:
 	}
 }
@@ -206,14 +205,14 @@ func (l *Listener) awaitSubnet(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-has: // it is something else that took its time
+	case <-has: // the subnet was not the cause of the delay
 		return ctx.Err()
 	default:
 		return errNoSubnet
 	}
 }
 
-// report passes the state of this worker in its cluster on to the agent when it has changed.
+// report passes the state of this worker in its cluster to the agent when it has changed.
 func (l *Listener) report(ctx context.Context, report func(reason, message string)) {
 	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
@@ -232,7 +231,7 @@ func (l *Listener) report(ctx context.Context, report func(reason, message strin
 	}
 }
 
-// describe returns a reason and a message for a condition. The reason is empty if all is well.
+// describe returns a reason and a message for a condition. The reason is empty if there is no problem.
 func (l *Listener) describe() (reason, text string) {
 	l.mu.Lock()
 	s, net := l.session, *l.net

@@ -25,7 +25,7 @@ func allowList() map[string]any {
 	}
 }
 
-// rule is a rule as Oakestra's clients send it. The misspelt name is the documented one.
+// rule is a rule in the format of Oakestra's clients. The misspelt field name is the documented one.
 type rule struct {
 	SrcIP   string  `json:"srcIp"`
 	DstIP   string  `json:"dstIp"`
@@ -35,8 +35,8 @@ type rule struct {
 	DstPort *uint16 `json:"dstPort"`
 }
 
-// addRule appends a rule in Oakestra's form to the firewall's configuration. For any other module the request is passed
-// to the module's own API.
+// addRule appends a rule in Oakestra's format to the firewall's configuration. For any other module the request is
+// forwarded to the module's own API.
 func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
 	if m.Name != "firewall" {
 		l.forwardToModule(w, r, m)
@@ -76,7 +76,8 @@ func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]
 	return l.agent.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+owner, []v1.Module{resource}, nil)
 }
 
-// translate checks a rule and returns it in the words of Kerb's firewall. Numbers are float64, as JSON has them.
+// translate validates a rule and returns it in the format of Kerb's firewall. Numbers are float64, as decoded from
+// JSON.
 func (r rule) translate() (map[string]any, error) {
 	src, err := ruleAddress("srcIp", r.SrcIP)
 	if err != nil {
@@ -112,7 +113,7 @@ func ruleAddress(field, text string) (netip.Addr, error) {
 	return a, nil
 }
 
-// source is the source port under either name.
+// source returns the source port under either name.
 func (r rule) source() (*uint16, error) {
 	if r.ScrPort == nil {
 		return r.SrcPort, nil
@@ -123,7 +124,7 @@ func (r rule) source() (*uint16, error) {
 	return r.ScrPort, nil
 }
 
-// addPorts requires both ports: a rule without one would open more than Oakestra's firewall.
+// addPorts requires both ports: a rule without one would permit more than Oakestra's firewall.
 func (r rule) addPorts(out map[string]any) error {
 	src, err := r.source()
 	if err != nil {
@@ -141,7 +142,7 @@ func (r rule) addPorts(out map[string]any) error {
 	return nil
 }
 
-// checkNoPorts lets 0 pass, which clients that always send ports have for ICMP.
+// checkNoPorts accepts port 0, which clients that always send ports use for ICMP.
 func (r rule) checkNoPorts() error {
 	for _, port := range []*uint16{r.ScrPort, r.SrcPort, r.DstPort} {
 		if port != nil && *port != 0 {

@@ -28,53 +28,52 @@ type session struct {
 
 	cancel  context.CancelFunc
 	ended   chan struct{}
-	changed chan struct{} // there is something to send; has room for one
+	changed chan struct{} // wakes work; buffered
 
-	mu       sync.Mutex
-	client   mqtt.Client // nil without a connection
-	problem  error       // why there is none
-	host     netip.Addr  // of this node, as announced
-	own      map[netip.Addr]bool
-	subnet   question // open until assigned
-	services map[string]*followed
-	lookups  map[netip.Addr]*lookup
-	outgoing []message
-	heard    time.Time // the last valid message
+	mu          sync.Mutex
+	client      mqtt.Client // nil without a connection
+	problem     error       // why there is no connection
+	host        netip.Addr  // of this node, as announced
+	own         map[netip.Addr]bool
+	subnet      pendingQuery // open until assigned
+	services    map[string]*trackedService
+	lookups     map[netip.Addr]*lookup
+	outgoing    []message
+	lastMessage time.Time // time of the last valid message
 }
 
 // sessionOptions are the options of a session.
 type sessionOptions struct {
 	worker, cluster string
 	broker          Broker
-	address         string // of this node as other nodes reach it; empty: found out
+	address         string // of this node as other nodes reach it; empty: determined from the route to the cluster
 	port            int    // of the tunnel, to announce
 	ranges          []netip.Prefix
-	times           times
+	times           intervals
 	assigned        bool                         // the node has a subnet; guarded by session.mu
-	onSubnet        func(four, six netip.Prefix) // called once, in a goroutine of its own
-	resolved        func(link.Result)            // takes what was found for the agent
-	onJob           func(job)                    // must not wait
-	onConnect       func()                       // called before each attempt; must not wait
-	onReady         func()                       // called when connected; must not wait
+	onSubnet        func(four, six netip.Prefix) // called once, in a separate goroutine
+	resolved        func(link.Result)            // receives results of lookups for the agent
+	onJob           func(job)                    // must not block
+	onConnect       func()                       // called before each attempt; must not block
+	onReady         func()                       // called when connected; must not block
 }
 
-// times are the intervals of a session.
-type times struct {
-	retry, maxRetry   time.Duration // of a query without an answer
-	lookup            time.Duration // the same for an address, which a packet waits for
-	subnet, maxSubnet time.Duration // of a request for a subnet, each of which may use up one
-	// again is the pause between queries after what was answered, and between checks of the address of the node.
-	again        time.Duration
-	keep         time.Duration // interest in a service whose last instance has gone
+// intervals are the intervals of a session.
+type intervals struct {
+	retry, maxRetry   time.Duration // backoff of a query without a reply
+	lookup            time.Duration // retry interval of a lookup, for which a packet waits
+	subnet, maxSubnet time.Duration // backoff of requests for a subnet, each of which may use one up
+	// requery is the interval of queries after a reply, and of checks of the node's address.
+	requery      time.Duration
+	linger       time.Duration // how long the interest in a service outlasts its last instance
 	reconnect    time.Duration
 	maxReconnect time.Duration
 	ack          time.Duration // for the broker to acknowledge service/deployed
 }
 
-var defaultTimes = times{retry: time.Second, maxRetry: time.Minute, lookup: 200 * time.Millisecond,
-	subnet:    5 * time.Second,
-	maxSubnet: 5 * time.Minute, again: 2 * time.Minute, keep: 10 * time.Second, reconnect: time.Second,
-	maxReconnect: 15 * time.Second, ack: 2 * time.Second}
+var defaultTimes = intervals{retry: time.Second, maxRetry: time.Minute, lookup: 200 * time.Millisecond,
+	subnet: 5 * time.Second, maxSubnet: 5 * time.Minute, requery: 2 * time.Minute, linger: 10 * time.Second,
+	reconnect: time.Second, maxReconnect: 15 * time.Second, ack: 2 * time.Second}
 
 // message is a message to send.
 type message struct {
@@ -88,7 +87,7 @@ type message struct {
 func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance, used []string) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{sessionOptions: o, log: log, cancel: cancel, ended: make(chan struct{}),
-		changed: make(chan struct{}, 1), services: map[string]*followed{},
+		changed: make(chan struct{}, 1), services: map[string]*trackedService{},
 		lookups: map[netip.Addr]*lookup{}, problem: errors.New("has not connected yet")}
 	for _, i := range own {
 		s.addLocked(i)
@@ -103,14 +102,14 @@ func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance, used
 	return s
 }
 
-// stop ends the session. A call of onSubnet may still be under way.
+// stop ends the session. A call of onSubnet may still be running.
 func (s *session) stop() {
 	s.cancel()
 	<-s.ended
 }
 
-// run keeps a connection to the broker until ctx ends. The pause between attempts doubles up to maxReconnect, and
-// starts over after a connection that held longer than that.
+// run maintains a connection to the broker until ctx ends. The backoff doubles up to maxReconnect, and is reset after a
+// connection that lasted longer than that.
 func (s *session) run(ctx context.Context) {
 	for pause := s.times.reconnect; ctx.Err() == nil; pause = min(2*pause, s.times.maxReconnect) {
 		since := time.Now()
@@ -149,7 +148,7 @@ func (s *session) connection(ctx context.Context) error {
 		return err
 	}
 	own := map[string]byte{s.topic(topicSubnetResult): 1, s.topic(topicTableResult): 1, s.jobTopic(): 1}
-	if err := await(ctx, client.SubscribeMultiple(own, nil), ackLimit); err != nil {
+	if err := await(ctx, client.SubscribeMultiple(own, nil), ackTimeout); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
 	s.log.Info("connected to the broker", "broker", s.broker.url(s.cluster), "worker", s.worker)
@@ -180,21 +179,21 @@ func (s *session) resume(ctx context.Context, client mqtt.Client) {
 	now := time.Now()
 	s.outgoing = nil
 	if !s.assigned {
-		s.subnet.ask(now, s.times.subnet)
+		s.subnet.schedule(now, s.times.subnet)
 	}
 	for name, f := range s.services {
 		s.send(message{topic: updateTopic(name), subscribe: true})
-		f.query.ask(now, s.times.retry)
+		f.query.schedule(now, s.times.retry)
 	}
 	for _, l := range s.lookups {
-		l.ask(now, s.times.lookup)
+		l.schedule(now, s.times.lookup)
 	}
 }
 
-// work sends messages that are due until the connection is lost or ctx ends. Changes and a timer for the next message
+// work sends messages that are due until the connection is lost or ctx ends. Changes, and a timer for the next message,
 // wake it.
 func (s *session) work(ctx context.Context, client mqtt.Client, lost <-chan error) error {
-	timer, look := time.NewTimer(0), time.NewTicker(s.times.again)
+	timer, look := time.NewTimer(0), time.NewTicker(s.times.requery)
 	defer timer.Stop()
 	defer look.Stop()
 	for {
@@ -231,7 +230,8 @@ func (s *session) findHost(ctx context.Context) netip.Addr {
 	return host
 }
 
-// source is the address by which this node reaches the cluster; the announced one may be that of a router.
+// source returns the source address of packets from this node to the cluster; the announced address may be that of a
+// router.
 func (s *session) source(ctx context.Context) (netip.Addr, error) {
 	return sourceAddress(ctx, s.cluster, s.broker.Port)
 }
@@ -246,7 +246,7 @@ func (s *session) followHost(host netip.Addr) {
 	s.log.Info("the address of this node has changed", "old", s.host, "new", host)
 	s.setHost(host)
 	for _, f := range s.services {
-		f.query.ask(time.Now(), s.times.retry)
+		f.query.schedule(time.Now(), s.times.retry)
 	}
 	s.wake()
 }
@@ -256,24 +256,24 @@ func (s *session) due(now time.Time) (out []message, next time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out, s.outgoing = s.outgoing, nil
-	next = now.Add(s.times.again)
+	next = now.Add(s.times.requery)
 	if s.subnet.due(now, s.times.maxSubnet) {
 		out = append(out, message{topic: topicSubnet, body: subnetRequest{"GET"}})
 	}
 	next = s.subnet.earlier(next)
 	for name, f := range s.services {
-		if !f.leave.IsZero() && !now.Before(f.leave) && !f.leaving {
+		if !f.leaveAt.IsZero() && !now.Before(f.leaveAt) && !f.leaving {
 			f.leaving = true
 			if f.used {
 				s.drop(f, name)
 			}
-			f.query.ask(now, s.times.retry) // the service manager must know of the interest that it is to remove
+			f.query.schedule(now, s.times.retry) // the service manager must know the interest that it is to remove
 		}
 		if f.query.due(now, s.times.maxRetry) {
 			out = append(out, message{topic: topicTableRequest, body: tableRequest{Name: name}})
 		}
-		if next = f.query.earlier(next); !f.leaving && !f.leave.IsZero() && f.leave.Before(next) {
-			next = f.leave
+		if next = f.query.earlier(next); !f.leaving && !f.leaveAt.IsZero() && f.leaveAt.Before(next) {
+			next = f.leaveAt
 		}
 	}
 	for addr, l := range s.lookups {
@@ -301,13 +301,13 @@ func (s *session) transmit(client mqtt.Client, m message) mqtt.Token {
 		return client.Unsubscribe(m.topic)
 	}
 	data, err := json.Marshal(m.body)
-	if err != nil { // of text and numbers
+	if err != nil { // cannot happen: they are strings and numbers
 		s.log.Error("cannot encode a message", "topic", m.topic, "error", err)
 	}
 	return client.Publish(s.topic(m.topic), 1, false, data)
 }
 
-// send notes messages; s.mu is held.
+// send queues messages. The caller holds s.mu.
 func (s *session) send(m ...message) {
 	s.outgoing = append(s.outgoing, m...)
 	s.wake()
@@ -320,23 +320,23 @@ func (s *session) wake() {
 	}
 }
 
-// maxReason limits what is logged of a message.
+// maxReason limits the part of a message that is logged.
 const maxReason = 200
 
-// receive takes a message of the broker. It must not wait: messages come one at a time.
+// receive handles a message of the broker. It must not block: messages arrive one at a time.
 func (s *session) receive(topic string, payload []byte) {
 	var err error
 	name, isUpdate := strings.CutPrefix(topic, updatePrefix)
 	name, ends := strings.CutSuffix(name, updateSuffix)
 	switch {
 	case topic == s.topic(topicSubnetResult):
-		err = s.takeSubnet(payload)
+		err = s.handleSubnet(payload)
 	case topic == s.topic(topicTableResult):
-		err = s.takeTable(payload)
+		err = s.handleTable(payload)
 	case topic == s.jobTopic():
-		err = s.takeJob(payload)
+		err = s.handleJob(payload)
 	case isUpdate && ends:
-		err = s.takeNotice(name, payload)
+		err = s.handleNotice(name, payload)
 	default:
 		err = &invalid{"topic", "is not one of this worker"}
 	}
@@ -348,11 +348,11 @@ func (s *session) receive(topic string, payload []byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.heard = time.Now()
+	s.lastMessage = time.Now()
 }
 
-// takeSubnet accepts the first subnet. Further ones are replies to repeated requests.
-func (s *session) takeSubnet(payload []byte) error {
+// handleSubnet accepts the first subnet. Further ones are replies to repeated requests.
+func (s *session) handleSubnet(payload []byte) error {
 	four, six, err := decodeSubnet(payload, s.ranges)
 	if err != nil {
 		return err
@@ -362,7 +362,7 @@ func (s *session) takeSubnet(payload []byte) error {
 	if s.assigned {
 		return nil
 	}
-	s.assigned, s.subnet = true, question{}
+	s.assigned, s.subnet = true, pendingQuery{}
 	go s.onSubnet(four, six)
 	return nil
 }
@@ -376,13 +376,13 @@ func (s *session) connected() bool {
 	return s.problem == nil
 }
 
-// describe returns a reason and a message for a condition. The reason is empty if all is well.
+// describe returns a reason and a message for a condition. The reason is empty if there is no problem.
 func (s *session) describe() (reason, text string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	heard := "never"
-	if !s.heard.IsZero() {
-		heard = s.heard.UTC().Format(time.RFC3339)
+	if !s.lastMessage.IsZero() {
+		heard = s.lastMessage.UTC().Format(time.RFC3339)
 	}
 	text = fmt.Sprintf("cluster %s, node %s, last message %s", s.cluster, s.worker, heard)
 	switch {
@@ -396,18 +396,20 @@ func (s *session) describe() (reason, text string) {
 	return "", text
 }
 
-// question is a query to the cluster without a reply so far.
-type question struct {
-	next     time.Time // when it is sent (again); zero: never
+// pendingQuery is a query to the cluster without a reply so far.
+type pendingQuery struct {
+	next     time.Time // time of the next transmission; zero: never
 	pause    time.Duration
-	sent     bool // it has no answer yet
-	repeated bool // and was sent more than once
+	sent     bool // and has no reply yet
+	repeated bool // sent more than once
 }
 
-func (q *question) ask(now time.Time, pause time.Duration) { *q = question{next: now, pause: pause} }
+func (q *pendingQuery) schedule(now time.Time, pause time.Duration) {
+	*q = pendingQuery{next: now, pause: pause}
+}
 
-// due reports whether to send it now, and doubles the pause to the next time.
-func (q *question) due(now time.Time, longest time.Duration) bool {
+// due reports whether to send the query now, and doubles the backoff.
+func (q *pendingQuery) due(now time.Time, longest time.Duration) bool {
 	if q.next.IsZero() || now.Before(q.next) {
 		return false
 	}
@@ -416,7 +418,7 @@ func (q *question) due(now time.Time, longest time.Duration) bool {
 	return true
 }
 
-func (q *question) earlier(t time.Time) time.Time {
+func (q *pendingQuery) earlier(t time.Time) time.Time {
 	if !q.next.IsZero() && q.next.Before(t) {
 		return q.next
 	}

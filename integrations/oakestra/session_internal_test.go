@@ -51,13 +51,13 @@ type member struct {
 	broker  *oaktest.Broker
 	cluster *oaktest.Cluster
 	l       *Listener
-	times   times // of the next start
+	times   intervals // of the next start
 	log     *safeBuffer
 	table   *resolve.Table // of the agent
 	remote  *resolve.Remote
 }
 
-// newMember makes the test one of those that run in parallel.
+// newMember returns a worker, and marks the test as parallel.
 func newMember(t *testing.T) *member {
 	t.Helper()
 	t.Parallel()
@@ -77,29 +77,31 @@ func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(func() { cancel(); agent.Wait() })
 	agent.Go(func() { _ = m.table.Run(ctx) })
-	agent.Go(func() { m.remote.Serve(ctx, func(q link.Request) error { m.l.wants.take(q); return nil }) })
+	agent.Go(func() {
+		m.remote.Serve(ctx, func(q link.Request) error { m.l.usedServices.handleRequest(q); return nil })
+	})
 	return m
 }
 
-// short are times that tests wait for. A request for a subnet that is sent again uses up another one, so that time is
-// longer than an answer takes on a busy machine.
-var short = times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond,
-	subnet: 2 * time.Second, maxSubnet: 2 * time.Second, again: 300 * time.Millisecond,
-	keep: 50 * time.Millisecond, reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
+// short are intervals that tests wait for. A repeated request for a subnet uses up another one, so that its interval is
+// longer than a reply takes on a busy machine.
+var short = intervals{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond,
+	subnet: 2 * time.Second, maxSubnet: 2 * time.Second, requery: 300 * time.Millisecond,
+	linger: 50 * time.Millisecond, reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
 
-// keepInterest has the worker keep its interest in a service without instances for longer than a test takes.
+// keepInterest makes the worker keep its interest in a service without instances for longer than a test takes.
 func (m *member) keepInterest() {
-	m.times.keep = time.Hour
-	m.l.times = m.times
+	m.times.linger = time.Hour
+	m.l.intervals = m.times
 }
 
-// start is a start of the process.
+// start starts the process.
 func (m *member) start(file string) {
 	m.Helper()
 	m.l = &Listener{log: slog.New(slog.NewTextHandler(m.log, nil)), file: file, ranges: []string{"10.30.0.0/16"},
-		options: Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
-		times:   m.times, net: newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
-		wants: wants{used: map[string]bool{}}, resolved: m.remote.Take}
+		options:   Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
+		intervals: m.times, net: newNetwork(Options{Bridge: "oaktest-none"}), wakeup: make(chan struct{}, 1),
+		usedServices: usedServices{used: map[string]bool{}}, resolved: m.remote.Take}
 	var err error
 	if m.l.state, err = readState(file); err == nil {
 		err = m.l.restoreSubnet()
@@ -174,7 +176,7 @@ func TestWorkerSendsWhatNetManagerSends(t *testing.T) {
 	}
 }
 
-// One subnet per node id: a restart asks for none, a new id does, and late results change nothing.
+// One subnet per node id: a restart requests none, a new id does, and late results change nothing.
 func TestSubnetIsAskedForOnce(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -208,7 +210,7 @@ func TestBrokerIsNotThereAtTheRegistration(t *testing.T) {
 	}
 }
 
-// A broker that demands TLS, a certificate and a password. Files are read at each connection.
+// A broker that requires TLS, a certificate and a password. Files are read for each connection.
 func TestSecureBroker(t *testing.T) {
 	t.Parallel()
 	broker := oaktest.NewBroker(t)
@@ -251,7 +253,7 @@ func TestNoSubnetLeft(t *testing.T) {
 	})
 }
 
-// The cluster learns all addresses again whatever restarts, and whatever gets lost.
+// The cluster learns all addresses again after restarts and lost messages.
 func TestAddressesAreAnnouncedAgain(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
@@ -273,7 +275,7 @@ func TestAddressesAreAnnouncedAgain(t *testing.T) {
 	m.until("announced after a restart of the service manager", 0, "10.18.0.4@192.168.77.11:50103")
 
 	m.l.leave()
-	m.l.options.Address = "" // the address of the node changes to that of its way to the broker
+	m.l.options.Address = "" // the address of the node changes to that of its route to the broker
 	m.l.state.Services = []service{{Name: testApp, Number: 4}}
 	m.l.join()
 	m.until("the new address of the node", 0, "10.18.0.4@127.0.0.1:50103")
@@ -287,7 +289,7 @@ func TestAddressesAreAnnouncedAgain(t *testing.T) {
 // An instance that the cluster has moved to another worker is not announced, although it still runs here.
 func TestMovedInstanceIsLeftAlone(t *testing.T) {
 	m := newMember(t)
-	m.l.times.again = time.Hour // after twice that it is announced all the same
+	m.l.intervals.requery = time.Hour // after twice that it is announced nevertheless
 	m.cluster.Create(testApp)
 	m.register(testWorker)
 	m.deploy(0, "10.18.0.2")
@@ -307,14 +309,14 @@ func TestMovedInstanceIsLeftAlone(t *testing.T) {
 	is("noticed", func(i *hostedInstance) bool { return !i.lost.IsZero() })
 	asked := m.count(topicTableRequest)
 	m.cluster.Forge(updateTopic(testApp), `{"type":"DEPLOYMENT"}`)
-	wait.Until(t, "the next query", func() bool { return m.count(topicTableRequest) > asked }) // sent after what was due
+	wait.Until(t, "the next query", func() bool { return m.count(topicTableRequest) > asked }) // after due messages
 	if n := m.count(topicDeployed); n > announced {
 		t.Errorf("announced %d times before the cluster has scheduled it again, and %d after: %v", announced, n-announced,
 			m.cluster.Received())
 	}
 }
 
-// A query goes before each interest/remove: without one the service manager dies if another worker is interested.
+// A query precedes each interest/remove: without one the service manager crashes if another worker is interested.
 func TestInterestEnds(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
@@ -333,7 +335,7 @@ func TestInterestEnds(t *testing.T) {
 	}
 }
 
-// A refused message of the broker leaves the worker at work. TestHostileMessages has all of them.
+// A rejected message of the broker does not stop the worker. TestHostileMessages has all of them.
 func TestHostileMessagesOfTheBroker(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
@@ -420,7 +422,7 @@ func TestNetcfg(t *testing.T) {
 }
 
 // An instance whose addresses the cluster has lost, and which still runs, is announced again, even if other workers
-// cause many answers before.
+// cause many replies before.
 func TestLostAddressesAreAnnouncedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newQuietSession()
@@ -444,12 +446,12 @@ func TestLostAddressesAreAnnouncedAgain(t *testing.T) {
 					t.Error("announced at once")
 				}
 			}
-			time.Sleep(s.times.again) // in virtual time: the next regular query
+			time.Sleep(s.times.requery) // in virtual time: the next regular query
 			if announced(lacks) {
 				t.Error("announced after one regular query")
 			}
 		}
-		time.Sleep(s.times.again) // in virtual time
+		time.Sleep(s.times.requery) // in virtual time
 		for range 2 {
 			if !announced(lacks) {
 				t.Error("not announced until the cluster has the addresses")

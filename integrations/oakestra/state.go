@@ -17,11 +17,11 @@ import (
 type state struct {
 	Worker   string    `json:"worker,omitempty"`  // NodeEngine's id
 	Cluster  string    `json:"cluster,omitempty"` // address of the cluster
-	Subnet   string    `json:"subnet,omitempty"`  // that the cluster has assigned to Worker
+	Subnet   string    `json:"subnet,omitempty"`  // assigned to Worker by the cluster
 	Subnet6  string    `json:"subnet6,omitempty"`
 	NextID   int       `json:"nextID"` // of a module
 	Priority int       `json:"nextPriority"`
-	Last     int       `json:"lastAddress"` // number of the address that was given last
+	Last     int       `json:"lastAddress"` // number of the last allocated address
 	Modules  []module  `json:"modules,omitempty"`
 	Services []service `json:"services,omitempty"`
 	Claimed  bool      `json:"claimed,omitempty"` // resources of versions without owners have been claimed
@@ -33,12 +33,12 @@ type module struct {
 	ID       int    `json:"id"`
 	Name     string `json:"name"`
 	Priority int    `json:"priority"`
-	Config   any    `json:"config"`            // as it was sent
-	Service  string `json:"service,omitempty"` // the only one that it is for; empty: all of them
-	// Pending is set before a module is sent to the agent, and until the whole deployment has succeeded. Config is the one
-	// from before an update.
+	Config   any    `json:"config"`            // as received
+	Service  string `json:"service,omitempty"` // the only one that it is for; empty: all services
+	// Pending is set before a module is sent to the agent, and until the whole deployment has succeeded. For an update,
+	// Config is the one before it.
 	Pending string `json:"pending,omitempty"`
-	// Behind is set if a proxy is nearer to the services: it answers for them with virtual addresses.
+	// Behind is set if a proxy is nearer to the services: the module then gets packets with virtual addresses.
 	Behind bool `json:"behindProxy,omitempty"`
 }
 
@@ -46,10 +46,10 @@ type module struct {
 const (
 	pendingCreate   = "create"
 	pendingUpdate   = "update"
-	pendingPrepared = "prepared" // applied, for a service that may come
+	pendingPrepared = "prepared" // applied for a service that is announced
 )
 
-// deployed reports whether a module is more than a part of a deployment that has not succeeded yet.
+// deployed reports whether the deployment of a module has succeeded, apart from an update.
 func (m module) deployed() bool { return m.Pending == "" || m.Pending == pendingUpdate }
 
 // service is an instance that has been deployed, or is about to be.
@@ -57,15 +57,15 @@ type service struct {
 	Name     string `json:"name"` // app.namespace.service.namespace
 	Instance int    `json:"instance"`
 	PID      int    `json:"pid"`
-	Netns    uint64 `json:"netns"`  // inode, to know the namespace again
+	Netns    uint64 `json:"netns"`  // inode, to recognize the namespace
 	Number   int    `json:"number"` // of its addresses in the subnets
 	Ports    []port `json:"ports,omitempty"`
-	Ready    bool   `json:"ready"`             // the deployment has been finished
-	Machine  bool   `json:"machine,omitempty"` // a virtual machine, in a namespace with a name
+	Ready    bool   `json:"ready"`             // the deployment has completed
+	Machine  bool   `json:"machine,omitempty"` // a virtual machine, in a named namespace
 }
 
-// readState reads the state file; a missing one is an empty state. A damaged file is an error, because an empty state
-// would give out addresses that are in use.
+// readState reads the state file; without a file the state is empty. A damaged file is an error, because an empty state
+// would assign addresses that are in use.
 func readState(path string) (state, error) {
 	fresh := state{Priority: 1, Last: firstNumber - 1}
 	data, err := os.ReadFile(path)
@@ -106,7 +106,7 @@ func (s *state) uses(name string) bool {
 	return slices.ContainsFunc(s.Services, func(x service) bool { return x.Name == name })
 }
 
-// confirmModules makes modules, which are in the state, the deployed ones.
+// confirmModules marks modules in the state as deployed.
 func (s *state) confirmModules(all []module) {
 	for _, m := range all {
 		m.Pending = ""
@@ -120,7 +120,7 @@ func (s *state) unconfirmed() bool {
 		slices.ContainsFunc(s.Modules, func(m module) bool { return m.Pending != "" })
 }
 
-// clone is a copy to go back to.
+// clone returns a copy for a rollback.
 func (s *state) clone() state {
 	c := *s
 	c.Modules, c.Services, c.Jobs = slices.Clone(s.Modules), slices.Clone(s.Services), slices.Clone(s.Jobs)

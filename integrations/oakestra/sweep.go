@@ -28,20 +28,20 @@ func (l *Listener) confirm(added []module, s *service) error {
 	return err
 }
 
-// sweep releases services whose veth is gone with its namespace, and undoes deployments that were not confirmed: this
-// process was killed, or the agent did not answer. For some time after those, and at the start, it also removes
+// sweep releases services whose veth is gone with its namespace, and undoes deployments that were not confirmed because
+// this process was killed, or the agent did not respond. For some time after those, and at the start, it also removes
 // resources without a deployment.
 func (l *Listener) sweep(ctx context.Context, start bool) error {
 	if start && l.state.unconfirmed() {
-		l.doubt()
+		l.expectLateRequests()
 	}
 	if err := l.sweepServices(ctx); err != nil {
 		return err
 	}
-	if err := l.settle(ctx); err != nil { // only now: until then services may not run without them
+	if err := l.settle(ctx); err != nil { // after the services, which must not run without them
 		return err
 	}
-	// Firewalls flush the rule set when they start.
+	// Services of firewalls flush the rule set when they start.
 	if l.net.assigned() && (start || len(l.state.Services) > 0 && l.net.lostTable()) {
 		if err := l.net.translate(l.state.Services); err != nil {
 			l.log.Warn("ports of services are not open", "error", err)
@@ -52,10 +52,10 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 			return err
 		}
 	}
-	if err := pass(l.net.group, l.net.bridge, len(l.state.Services) > 0); err != nil {
+	if err := acceptForwarded(l.net.group, l.net.bridge, len(l.state.Services) > 0); err != nil {
 		l.log.Warn("services cannot reach destinations outside the node", "error", err)
 	}
-	if start || time.Now().Before(l.doubtUntil) {
+	if start || time.Now().Before(l.lateRequestsUntil) {
 		if err := l.sweepResources(ctx, start); err != nil {
 			return err
 		}
@@ -63,11 +63,11 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 	if !start {
 		return nil
 	}
-	return l.net.strangers(&l.state)
+	return l.net.removeStale(&l.state)
 }
 
-// sweepServices releases services whose interface no longer exists, and those whose deployment was interrupted. The
-// modules are remembered first, for the case that NodeEngine repeats the deployment.
+// sweepServices releases services whose interface no longer exists, and those whose deployment was interrupted. It
+// first stores the modules as jobs, in case NodeEngine repeats the deployment.
 func (l *Listener) sweepServices(ctx context.Context) error {
 	for _, s := range l.state.clone().Services {
 		link, err := l.net.find(s.Number)
@@ -88,8 +88,9 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 	return nil
 }
 
-// doubt makes sweeps search for resources created by a request that reaches the agent after its deployment was undone.
-func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
+// expectLateRequests makes sweeps search for resources created by a request that reaches the agent after its deployment
+// was undone.
+func (l *Listener) expectLateRequests() { l.lateRequestsUntil = time.Now().Add(workTimeout) }
 
 // settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of
 // others.
@@ -118,7 +119,7 @@ func (l *Listener) settle(ctx context.Context) error {
 }
 
 // retract removes modules that the agent has, may have, or is about to apply. The agent makes one change at a time:
-// when it responds, the unconfirmed request has ended, unless it reaches the agent later (see doubt).
+// when it responds, the unconfirmed request has ended, unless it reaches the agent later (see expectLateRequests).
 func (l *Listener) retract(ctx context.Context, which func(module) bool) error {
 	var refs []ref
 	for _, m := range l.state.Modules {
@@ -196,8 +197,9 @@ func (l *Listener) resources(ctx context.Context) (services []v1.Service, module
 	return services, modules, err
 }
 
-// claim makes resources the integration's that a version without owners has applied: once, as afterwards a resource
-// without an owner is a user's. What the file does not know may have been a user's before.
+// claim sets the integration as the owner of resources that a version without owners has applied. It runs once, since
+// afterwards a resource without an owner is a user's. Resources that are not in the file may already have been a
+// user's, and stay.
 func (l *Listener) claim(ctx context.Context) error {
 	if l.state.Claimed {
 		return nil
@@ -309,7 +311,7 @@ func fromResource(r v1.Module) (module, bool) {
 	if n, err := fmt.Sscanf(r.Metadata.Name, resourcePrefix+"%d", &id); !ours || n != 1 || err != nil {
 		return module{}, false
 	}
-	if labelValue(r.Spec.Package) == name { // a label cannot hold a reference
+	if labelValue(r.Spec.Package) == name { // a label cannot contain a reference
 		name = r.Spec.Package
 	}
 	var config any

@@ -21,7 +21,7 @@ type translation struct {
 // maxAddresses and maxInstances are the limits in the schema of a VirtualService.
 const maxAddresses = 64
 
-// spec translates an answer. What is not usable is left out: half an answer is better than none.
+// spec translates a reply. It omits unusable parts: a partial service is better than none.
 func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 	var s v1.VirtualServiceSpec
 	seen := map[netip.Addr]bool{}
@@ -39,13 +39,13 @@ func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 	return s
 }
 
-// nodePort is where the tunnel of an instance's node receives; 0 if this is not known, or the instance is here.
+// nodePort returns the port of the tunnel on an instance's node; 0 if it is unknown, or the instance is here.
 func (t translation) nodePort(i tableEntry) int {
 	l, err := i.locate("")
 	if err != nil || t.node(i.Host) == "" {
 		return 0
 	}
-	port, _ := strconv.Atoi(l.port) // 0 without one
+	port, _ := strconv.Atoi(l.port) // 0 without a port
 	return port
 }
 
@@ -59,7 +59,7 @@ func (t translation) instanceAddresses(i tableEntry) []string {
 	return out
 }
 
-// node is where an instance runs, empty for this node.
+// node returns the address of an instance's node, empty for this node.
 func (t translation) node(host string) string {
 	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
 	a = a.Unmap()
@@ -72,7 +72,7 @@ func (t translation) node(host string) string {
 	return a.String()
 }
 
-// addAddress takes as many addresses as a service may have, and one of each family for each instance: more would not
+// addAddress adds an address, up to the maximum of a service, and one of each family for each instance: more would not
 // fit an update of control planes.
 func (t translation) addAddress(s *v1.VirtualServiceSpec, seen map[netip.Addr]bool, text, kind,
 	instance string) {
@@ -93,7 +93,7 @@ func (t translation) addAddress(s *v1.VirtualServiceSpec, seen map[netip.Addr]bo
 	s.Addresses = append(s.Addresses, v)
 }
 
-// parseUnicast takes what packets can be sent to from elsewhere.
+// parseUnicast parses an address that other hosts can send packets to.
 func parseUnicast(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	switch {
@@ -106,5 +106,5 @@ func parseUnicast(text string) (netip.Addr, error) {
 }
 
 func (t translation) virtual(a netip.Addr) bool {
-	return within(t.ranges, a)
+	return inNetworks(t.ranges, a)
 }

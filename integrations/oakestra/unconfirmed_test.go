@@ -22,8 +22,8 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// lossy is a proxy in front of the agent that loses the answer to the next POST /v1/apply, which the agent carries out
-// at once, or late: after the next POST /v1/delete.
+// lossy is a proxy in front of the agent that drops the response to the next POST /v1/apply. The agent executes the
+// request immediately, or late: after the next POST /v1/delete.
 type lossy struct {
 	n       *node
 	agent   *http.Transport
@@ -33,7 +33,7 @@ type lossy struct {
 	pending atomic.Pointer[delayed]
 }
 
-// delayed is a request that is carried out late.
+// delayed is a request that is executed late.
 type delayed struct {
 	*http.Request
 	once sync.Once
@@ -107,7 +107,7 @@ func (p *lossy) perform(r *http.Request) {
 	}
 }
 
-// fails sends a request whose answer by the agent is lost.
+// fails sends a request for which the agent's response is lost.
 func (p *lossy) fails(path, body string) {
 	p.n.T.Helper()
 	p.lose.Store(true)
@@ -133,7 +133,7 @@ func (n *node) deployment(c *container, instance int, more string) string {
 	return fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), appName, instance, more)
 }
 
-// The agent has carried out a request, or does so later, and its answer is lost: the client has got an error, so
+// The agent has executed a request, or does so later, and its response is lost: the client has received an error, so
 // nothing stays.
 func TestLostAnswer(t *testing.T) {
 	for name, late := range map[string]bool{"carried out": false, "carried out late": true} {
@@ -168,7 +168,7 @@ func TestLostAnswer(t *testing.T) {
 	}
 }
 
-// An instance whose deployment fails changes nothing about the modules of another one.
+// A failed deployment of an instance does not change the modules of another one.
 func TestLostAnswerOfAnUpdate(t *testing.T) {
 	n := newNode(t)
 	register(n)
@@ -183,7 +183,7 @@ func TestLostAnswerOfAnUpdate(t *testing.T) {
 	})
 }
 
-// A process that is killed before it has an answer leaves no module behind.
+// A process that is killed before it has a response leaves no module behind.
 func TestKilledBeforeTheAnswer(t *testing.T) {
 	n := newNode(t)
 	register(n)

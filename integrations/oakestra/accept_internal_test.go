@@ -13,12 +13,12 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// A bridge that gets another name takes its rules along: those of the old name are gone.
+// When a bridge gets another name, its rules are replaced: those of the old name are removed.
 func TestRulesOfABridgeOfAnotherName(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	ns, err := netns.New()
 	if err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func TestRulesOfABridgeOfAnotherName(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bridge := range []string{"old0", "new0", "new0"} {
-		if err := pass(7, bridge, true); err != nil {
+		if err := acceptForwarded(7, bridge, true); err != nil {
 			t.Fatal(err)
 		}
 		rules, err := c.GetRules(table, chain)
@@ -49,7 +49,7 @@ func TestRulesOfABridgeOfAnotherName(t *testing.T) {
 			}
 		}
 	}
-	if err := pass(7, "", false); err != nil {
+	if err := acceptForwarded(7, "", false); err != nil {
 		t.Fatal(err)
 	}
 	if rules, err := c.GetRules(table, chain); err != nil || len(rules) != 0 {

@@ -13,18 +13,18 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// pass adds iptables rules that accept forwarded packets from and to the bridge, like NetManager, since Docker or ufw
-// drop them by the policy of chain FORWARD; with want false it removes them. A rule in another table would have no
-// effect: a packet that one table accepts can still be dropped by another. It does not change chains that the operator
-// created with nft.
-func pass(group uint32, bridge string, want bool) error {
+// acceptForwarded adds iptables rules that accept forwarded packets from and to the bridge, like NetManager, since
+// Docker or ufw drop them by the policy of chain FORWARD; with want false it removes them. A rule in another table
+// would have no effect: a packet that one table accepts can still be dropped by another. It does not change chains that
+// the operator created with nft.
+func acceptForwarded(group uint32, bridge string, want bool) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("nftables: %w", err)
 	}
 	chains, err := c.ListChains()
 	if err != nil {
-		return nil // a kernel without nf_tables drops nothing by it
+		return nil // without nf_tables in the kernel, no policy drops packets
 	}
 	changed := false
 	for _, chain := range chains {
@@ -33,7 +33,7 @@ func pass(group uint32, bridge string, want bool) error {
 			family != nftables.TableFamilyIPv4 && family != nftables.TableFamilyIPv6 {
 			continue
 		}
-		did, err := passChain(c, chain, newTable(group).Name, bridge, want && *chain.Policy == nftables.ChainPolicyDrop)
+		did, err := acceptInChain(c, chain, newTable(group).Name, bridge, want && *chain.Policy == nftables.ChainPolicyDrop)
 		if err != nil {
 			return fmt.Errorf("rules of iptables' chain FORWARD: %w", err)
 		}
@@ -48,8 +48,8 @@ func pass(group uint32, bridge string, want bool) error {
 	return nil
 }
 
-// passChain adds two rules to a chain, or removes them. They consist of what iptables understands.
-func passChain(c *nftables.Conn, chain *nftables.Chain, mark, bridge string, want bool) (changed bool, err error) {
+// acceptInChain adds two rules to a chain, or removes them. They use only expressions that iptables can list.
+func acceptInChain(c *nftables.Conn, chain *nftables.Chain, mark, bridge string, want bool) (changed bool, err error) {
 	rules, err := c.GetRules(chain.Table, chain)
 	if err != nil {
 		return false, err
