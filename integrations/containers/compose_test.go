@@ -15,7 +15,7 @@ import (
 
 const examples = "../../deploy/examples/"
 
-// composed are the containers of the compose file of the examples, with their labels.
+// composed returns the containers of the examples' compose file, with their labels.
 func composed(t *testing.T) map[string]map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(examples + "containers/compose.yaml")
@@ -42,7 +42,7 @@ func composed(t *testing.T) map[string]map[string]string {
 	return labels
 }
 
-// firewalls are the modules for them, by name.
+// firewalls returns the example's modules for them, by name.
 func firewalls(t *testing.T) map[string]any {
 	t.Helper()
 	text, err := os.ReadFile(examples + "containers.yaml")
@@ -59,7 +59,7 @@ func firewalls(t *testing.T) map[string]any {
 	}
 }
 
-// Containers with the names and labels of the compose file get the modules of the example: each the one of its name.
+// Containers with the names and labels of the compose file get the modules of the example: each the one with its name.
 func TestCompose(t *testing.T) {
 	containers, modules := composed(t), firewalls(t)
 	if len(containers) == 0 || len(containers) != len(modules) {
@@ -77,7 +77,7 @@ func TestCompose(t *testing.T) {
 		m.run(name, args...)
 		services = append(services, "podman-"+name)
 	}
-	for name := range m.becomes(services...) {
+	for name := range m.awaitServices(services...) {
 		var s v1.Service
 		m.Must("GET", "/v1/services/"+name, nil, &s)
 		for _, hook := range s.Status.Links[0].Hooks {

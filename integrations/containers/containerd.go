@@ -18,8 +18,8 @@ import (
 // of containerd's api/services. Container ids are prefixed with their namespace.
 type containerd struct{ grpc }
 
-// othersNamespaces are ignored: other integrations handle their containers, with labels.
-var othersNamespaces = map[string]string{"k8s.io": "kerb-kube-node", "moby": "runtime: docker"}
+// foreignNamespaces are ignored: other integrations handle their containers, with labels.
+var foreignNamespaces = map[string]string{"k8s.io": "kerb-kube-node", "moby": "runtime: docker"}
 
 const (
 	namespacesList  = "containerd.services.namespaces.v1.Namespaces/List"
@@ -33,7 +33,7 @@ const (
 // States of a task (containerd.v1.types.Status) with a network namespace and processes.
 const taskRunning, taskPaused, taskPausing = 2, 4, 5
 
-// defaultNamespace is that of ctr and nerdctl, which names of services leave out.
+// defaultNamespace is the default of ctr and nerdctl, which is omitted in names of services.
 const defaultNamespace = "default"
 
 // nerdctlName is the label with the name that nerdctl shows.
@@ -42,7 +42,7 @@ const nerdctlName = "nerdctl/name"
 func (c containerd) namespaces(ctx context.Context) (names []string, err error) {
 	answer, _, err := c.call(ctx, namespacesList, "", nil)
 	for _, message := range messages(answer, 1) {
-		if name := text(message, 1); othersNamespaces[name] == "" {
+		if name := text(message, 1); foreignNamespaces[name] == "" {
 			names = append(names, name)
 		}
 	}
@@ -100,7 +100,7 @@ func (c containerd) inspect(ctx context.Context, id string) (container, error) {
 	return out, nil
 }
 
-// describe returns a container without its state; the zero one if it is gone.
+// describe returns a container without its state, or the zero value if it does not exist.
 func (c containerd) describe(ctx context.Context, id string) (out container, err error) {
 	namespace, own, _ := strings.Cut(id, "/")
 	answer, _, err := c.call(ctx, containersGet, namespace, withText(nil, 1, own))
@@ -110,7 +110,7 @@ func (c containerd) describe(ctx context.Context, id string) (out container, err
 	return out, err
 }
 
-// events gets the labels of a container when it is created: containerd's events do not have them.
+// events queries the labels of a container when it is created: containerd's events do not have them.
 func (c containerd) events(ctx context.Context) (<-chan event, error) {
 	s, err := c.open(ctx, eventsSubscribe, "", nil)
 	if err != nil {
@@ -121,7 +121,7 @@ func (c containerd) events(ctx context.Context) (<-chan event, error) {
 		s.Close()
 		return nil, err
 	}
-	out := make(chan event, mostKept)
+	out := make(chan event, maxEvents)
 	go func() {
 		defer close(out)
 		defer s.Close()
@@ -135,7 +135,7 @@ func (c containerd) events(ctx context.Context) (<-chan event, error) {
 				continue
 			}
 			if !e.gone {
-				e.container, _ = c.describe(ctx, e.id) // the next list has what this one has not
+				e.container, _ = c.describe(ctx, e.id) // on errors, the next list has it
 			}
 			select {
 			case out <- e:
@@ -150,7 +150,7 @@ func (c containerd) events(ctx context.Context) (<-chan event, error) {
 // decodeEvent decodes an envelope. ok is false for events that are not about a container.
 func decodeEvent(envelope []byte) (e event, ok bool) {
 	namespace, topic := text(envelope, 2), text(envelope, 3)
-	if othersNamespaces[namespace] != "" || !strings.HasPrefix(topic, "/containers/") &&
+	if foreignNamespaces[namespace] != "" || !strings.HasPrefix(topic, "/containers/") &&
 		!strings.HasPrefix(topic, "/tasks/") || strings.HasPrefix(topic, "/tasks/exec") {
 		return e, false
 	}
@@ -163,7 +163,7 @@ func decodeEvent(envelope []byte) (e event, ok bool) {
 	return e, e.id != ""
 }
 
-// decodeContainer reads a containerd.services.containers.v1.Container.
+// decodeContainer decodes a containerd.services.containers.v1.Container.
 func decodeContainer(namespace string, message []byte) (c container) {
 	id := text(message, 1)
 	c.ID, c.Namespace = namespace+"/"+id, namespace
@@ -172,7 +172,7 @@ func decodeContainer(namespace string, message []byte) (c container) {
 		c.Config.Labels[text(entry, 1)] = text(entry, 2)
 	}
 	c.Name = cmp.Or(c.Config.Labels[nerdctlName], id)
-	maps.DeleteFunc(c.Config.Labels, func(key, _ string) bool { // of the runtime, not of the user
+	maps.DeleteFunc(c.Config.Labels, func(key, _ string) bool { // added by the runtime, not the user
 		return strings.HasPrefix(key, "nerdctl/") || strings.HasPrefix(key, "io.containerd.") ||
 			strings.HasPrefix(key, "containerd.io/")
 	})
@@ -184,7 +184,7 @@ func decodeContainer(namespace string, message []byte) (c container) {
 	return c
 }
 
-// networkOf reads from the OCI specification of a container whether it has a network of its own, and where.
+// networkOf returns from the OCI specification of a container whether it has its own network, and its path.
 func networkOf(spec []byte) (mode, path string) {
 	var s struct {
 		Linux struct {
@@ -224,8 +224,8 @@ func fields(message []byte, each func(protowire.Number, protowire.Type, []byte))
 	return nil
 }
 
-// messages returns the fields of a message with a number that are messages, texts or bytes. What is no protobuf has
-// none.
+// messages returns the values of a field that are messages, strings or bytes; none if the message is not valid
+// protobuf.
 func messages(message []byte, field protowire.Number) (all [][]byte) {
 	err := fields(message, func(num protowire.Number, kind protowire.Type, value []byte) {
 		if num == field && kind == protowire.BytesType {

@@ -19,8 +19,8 @@ import (
 const bridge = `{"cniVersion": "0.4.0", "name": "test", "plugins": [{"type": "bridge", "bridge": "test0", "isGateway": true,
 	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.7.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`
 
-// ctr run --cni connects the network of a container, which has no path, between its creation and its start: the hook is
-// after that, and before the first process.
+// ctr run --cni connects the network of a container, which has no path, between its creation and its start: the hook
+// runs after that, and before the first process.
 func TestCNI(t *testing.T) {
 	m := newMachine(t, "containerd", "--fail-closed", "--timeout", "60s")
 	bin, conf := filepath.Join(m.dir, "cni/opt/cni/bin"), filepath.Join(m.dir, "cni/etc/cni/net.d")
@@ -56,15 +56,15 @@ func TestCNI(t *testing.T) {
 	}
 }
 
-// Containers of containerd are services with their labels, in all namespaces but those that others know better, from
-// their start to their end, while containerd is away too.
+// Containers of containerd are services with their labels, in all namespaces but those of other integrations, from
+// their start to their end, also while containerd is down.
 func TestContainerd(t *testing.T) {
 	m := newMachine(t, "containerd")
 	m.run("before", "--label", "app=web")
 	m.Start()
 	m.Apply(node.Module("fw", "firewall", "app=web", map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"}}))
-	m.becomes("containerd-before")
+	m.awaitServices("containerd-before")
 	host := m.Host("shared")
 	shared := "network:" + host.Path()
 	m.run("shop", "--label", "app=shop", "--label", "note=not a label", "--with-ns", shared)
@@ -75,7 +75,7 @@ func TestContainerd(t *testing.T) {
 			"network:"+m.Host(strings.TrimSuffix(namespace, ".io")).Path(), "--rootfs", filepath.Join(m.dir, "rootfs"))
 		m.do(append(run, "shop", "/bin/busybox", "sleep", "1000")...)
 	}
-	got := m.becomes("containerd-before", "containerd-shop", "containerd-other-shop")
+	got := m.awaitServices("containerd-before", "containerd-shop", "containerd-other-shop")
 	labels := got["containerd-shop"].Metadata.Labels
 	if labels["app"] != "shop" || labels[labelSpace] != "default" || labels[labelName] != "shop" ||
 		labels[labelBy] != byEvents || len(labels) != 5 {
@@ -96,7 +96,7 @@ func TestContainerd(t *testing.T) {
 	})
 	wait.Until(t, "the firewall denies", func() bool { return !reaches(host.Addr4().String()) })
 
-	m.hangUp()
+	m.stopRuntime()
 	m.Eventually("the agent says that containerd is away", func() bool { return m.integration().Reason == "NotConnected" })
 	if now := m.services(); len(now) != len(got) {
 		t.Errorf("while containerd is away the services are %v", now)

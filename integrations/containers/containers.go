@@ -36,10 +36,10 @@ type Options struct {
 }
 
 const (
-	agentTime = 5 * time.Minute        // the agent may verify the chains of many services on a slow machine
-	minDelay  = 500 * time.Millisecond // first backoff before the runtime is contacted again; doubles until
-	maxDelay  = 15 * time.Second
-	relist    = time.Minute // also without an event
+	agentTimeout = 5 * time.Minute        // the agent may verify the chains of many services on a slow machine
+	minDelay     = 500 * time.Millisecond // first backoff before the runtime is contacted again; doubles until
+	maxDelay     = 15 * time.Second
+	relist       = time.Minute // also without an event
 )
 
 // Main is the main function of the integration's process. It runs until ctx ends. options is the JSON of Options.
@@ -80,27 +80,27 @@ type follower struct {
 	log     *slog.Logger
 	report  func(reason, message string)
 
-	mu     sync.Mutex           // never held during a call
-	known  map[string]container // that run, by id, since their last event
-	synced bool                 // known has all that run: since the last sync there was no event
-	heard  map[string]container // that exist, with name and labels, by id
-	hooked map[string]container // that a hook has reported, by id
+	mu       sync.Mutex           // never held during a request
+	known    map[string]container // running containers by id, inspected after their last event
+	synced   bool                 // known is complete: there was no event since the last sync
+	existing map[string]container // existing containers with name and labels, by id
+	hooked   map[string]container // containers reported by a hook, by id
 
 	applying sync.Mutex   // held while services are applied
 	applied  []v1.Service // nil before the agent has confirmed any
-	pruned   bool         // when applied was applied, all others were deleted
+	pruned   bool         // all other services were deleted with applied
 	// existing services by the location of their network; nil if unknown
 	there  map[v1.ServiceSpec]present
 	said   [2]string
-	warned map[string]string // reasons for which containers are no services, by id
+	warned map[string]string // reasons why containers are not services, by id
 }
 
 func newFollower(o Options, log *slog.Logger, report func(reason, message string)) *follower {
 	return &follower{options: o, agent: client.New(o.Agent), runtime: newRuntime(o), log: log, report: report,
-		known: map[string]container{}, heard: map[string]container{}, hooked: map[string]container{}}
+		known: map[string]container{}, existing: map[string]container{}, hooked: map[string]container{}}
 }
 
-// recordEvent is called with f.applying held.
+// recordEvent reports the state of the integration. The caller holds f.applying.
 func (f *follower) recordEvent(reason, message string) {
 	if said := [2]string{reason, message}; said != f.said {
 		f.said = said
@@ -122,11 +122,11 @@ func (f *follower) follow(ctx context.Context) error {
 	}
 	f.mu.Lock()
 	f.synced = false
-	clear(f.known) // containers may have been restarted meanwhile
-	clear(f.heard)
+	clear(f.known) // containers may have been restarted in the meantime
+	clear(f.existing)
 	f.mu.Unlock()
-	ids := make(chan string, mostKept)
-	go f.readEvents(ctx, events, ids) // the list may wait for a hook
+	ids := make(chan string, maxEvents)
+	go f.readEvents(ctx, events, ids) // in the background, since the list may wait for a hook
 	if err := f.recall(ctx); err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (f *follower) follow(ctx context.Context) error {
 				return errors.New("the event stream ended")
 			}
 			f.forget(id)
-			for len(ids) > 0 { // events in quick succession become one change
+			for len(ids) > 0 { // coalesces events in quick succession
 				f.forget(<-ids)
 			}
 		}
@@ -164,8 +164,8 @@ func (f *follower) recall(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, c := range all {
-		if _, newer := f.heard[c.ID]; !newer {
-			f.heard[c.ID] = c
+		if _, newer := f.existing[c.ID]; !newer {
+			f.existing[c.ID] = c
 		}
 	}
 	return nil
@@ -177,9 +177,9 @@ func (f *follower) readEvents(ctx context.Context, events <-chan event, ids chan
 	for e := range events {
 		f.mu.Lock()
 		if e.gone {
-			delete(f.heard, e.id)
+			delete(f.existing, e.id)
 		} else if e.ID != "" {
-			f.heard[e.id] = e.container
+			f.existing[e.id] = e.container
 		}
 		f.mu.Unlock()
 		select {
@@ -190,7 +190,7 @@ func (f *follower) readEvents(ctx context.Context, events <-chan event, ids chan
 	}
 }
 
-// forget makes the next sync inspect a container again. Until then not all containers are known.
+// forget makes the next sync inspect a container again. Until then the running containers are incomplete.
 func (f *follower) forget(id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -214,7 +214,7 @@ func (f *follower) sync(ctx context.Context) error {
 				return err
 			}
 		}
-		if c.State.Running { // else it ended since the list, and an event comes
+		if c.State.Running { // otherwise it ended after the list, and an event follows
 			now[id] = c
 		}
 	}
@@ -226,12 +226,12 @@ func (f *follower) sync(ctx context.Context) error {
 	return err
 }
 
-// converge makes the services match the known containers. It deletes no services while not all containers are known:
-// before the first sync, and between an event and the next sync.
+// converge makes the services match the known containers. It deletes no services while these are incomplete: before the
+// first sync, and between an event and the next sync.
 func (f *follower) converge(ctx context.Context) (refused, err error) {
 	f.applying.Lock()
 	defer f.applying.Unlock()
-	all, complete := f.all() // not before: what another call has applied is among them
+	all, complete := f.all() // under the lock, to include what another call has applied
 	if f.there == nil {
 		if f.there, err = f.present(ctx); err != nil {
 			return nil, fmt.Errorf("the agent: %w", err)
@@ -250,7 +250,7 @@ func (f *follower) converge(ctx context.Context) (refused, err error) {
 	f.applied, f.pruned, f.there = services, complete, presentOf(services)
 	if !complete {
 		f.there = nil
-		return refused, nil // sync reports
+		return refused, nil // sync reports it
 	}
 	if refused != nil {
 		f.there = nil
@@ -268,7 +268,7 @@ func (f *follower) all() (all map[string]container, complete bool) {
 	defer f.mu.Unlock()
 	all = maps.Clone(f.known)
 	for id, c := range f.hooked {
-		if known := f.known[id]; known.State.Pid == c.State.Pid { // and is where the hook has said
+		if known := f.known[id]; known.State.Pid == c.State.Pid { // and at the location that the hook has reported
 			known.NetworkSettings, known.hook = c.NetworkSettings, true
 			c = known
 		}
@@ -290,7 +290,7 @@ func (f *follower) summary(services []v1.Service) string {
 
 // present returns the existing services.
 func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]present, error) {
-	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	var all []v1.Service
 	if err := f.agent.Call(ctx, http.MethodGet, "/v1/services", nil, &all); err != nil {
@@ -308,10 +308,10 @@ func presentOf(services []v1.Service) map[v1.ServiceSpec]present {
 	return out
 }
 
-// apply makes the owner's services exactly these if they are complete. If the agent refuses one, such as one whose name
-// is that of a service of the user, the others are applied.
+// apply makes the owner's services exactly these if they are complete. If the agent rejects one, for example because
+// its name is that of a user's service, the others are applied.
 func (f *follower) apply(ctx context.Context, services []v1.Service, complete bool) (refused, err error) {
-	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	prune := fmt.Sprintf("&prune=%t", complete)
 	if err = f.call(ctx, prune, services); !isRefusal(err) {
@@ -335,7 +335,7 @@ func (f *follower) call(ctx context.Context, query string, services []v1.Service
 	return f.agent.Call(ctx, http.MethodPost, "/v1/apply?owner="+Owner+query, services, nil)
 }
 
-// isRefusal reports whether the agent has judged the request, and refused it.
+// isRefusal reports whether err is the agent's rejection of a request, rather than a failure.
 func isRefusal(err error) bool {
 	var status *client.StatusError
 	return errors.As(err, &status) && status.Status < http.StatusInternalServerError &&
@@ -350,7 +350,7 @@ func detail(err error) string {
 	return err.Error()
 }
 
-// warn logs once per container how it deviates from its labels.
+// warn logs once for each container which of its labels or settings could not be used.
 func (f *follower) warn(all map[string]container, now map[string]string) {
 	for id, reason := range now {
 		if f.warned[id] != reason {

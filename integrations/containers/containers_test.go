@@ -36,16 +36,16 @@ func TestMain(m *testing.M) {
 type machine struct {
 	*nodetest.Node
 	runtime, dir, socket string
-	options              []string // of kerb containers hook; nil for none
+	options              []string // of kerb containers hook; nil: no hook
 
 	api *exec.Cmd // the runtime's service
 }
 
-// cgroups is for runtimes in a directory. The network namespaces that they mount are seen outside.
+// cgroups is a script for runtimes with a directory. The network namespaces that they mount are visible outside.
 const cgroups = cgrouptest.MountScript + `dir=$1; shift
 `
 
-// Limits of resources are low: not every machine lets tests raise them.
+// Resource limits are low, because some machines do not let tests raise them.
 const (
 	podman = cgroups + `export CONTAINERS_CONF=$dir/containers.conf
 hooks=$(test -d $dir/hooks.d && echo "--hooks-dir $dir/hooks.d")
@@ -58,14 +58,14 @@ cgroups = "disabled"
 	dockerd = cgroups + `exec dockerd --config-file $dir/daemon.json --data-root $dir/root --exec-root $dir/run --pidfile $dir/pid \
 	--storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /$(basename $(dirname $dir)) \
 	--live-restore --default-ulimit nofile=1024:1024 --host "$1"`
-	// ctr has no options for where the plugins of CNI, their configuration and their state are.
+	// ctr has no options for the directories of CNI's plugins, configuration and state.
 	ctrWithCNI = `dir=$1; shift; mount --make-rprivate / || exit 1
 for of in etc opt var/lib; do mount --bind $dir/cni/$of /$of || exit 1; done
 exec ctr "$@"`
 	containerdDaemon = cgroups + `exec containerd --config $dir/config.toml`
 )
 
-// programs are what a runtime needs.
+// programs lists the required programs of each runtime.
 var programs = map[string][]string{"docker": {"dockerd", "docker", "runc"}, "podman": {"podman", "crun"},
 	"containerd": {"containerd", "ctr", "runc"}}
 
@@ -94,7 +94,7 @@ func newMachine(t *testing.T, runtime string, hook ...string) *machine {
 		}
 	}
 	n.Configure(fmt.Sprintf("containers: {runtime: %s, socket: %s}\n", runtime, m.socket))
-	t.Cleanup(m.hangUp)
+	t.Cleanup(m.stopRuntime)
 	m.serve()
 	if runtime != "containerd" {
 		rootfs := filepath.Join(m.dir, "rootfs.tar")
@@ -107,7 +107,7 @@ func newMachine(t *testing.T, runtime string, hook ...string) *machine {
 	return m
 }
 
-// configure writes the configurations of the runtime, with the hook as docs/containers.md has it.
+// configure writes the configurations of the runtime, with the hook as in docs/containers.md.
 func (m *machine) configure() error {
 	files := map[string]string{"daemon.json": "{}", "containers.conf": podmanConf,
 		"config.toml": fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"+
@@ -148,13 +148,13 @@ func (m *machine) adapt(config string, list bool) string {
 
 const image = "kerb.test/busybox"
 
-// inMounts prepares a program that has the cgroup file system where it looks for it.
+// inMounts prepares a program with the cgroup file system mounted where it expects it.
 func (m *machine) inMounts(script string, args ...string) *exec.Cmd {
 	return m.Lab.Node().Command(context.Background(), "unshare", append([]string{"-m", "--propagation", "unchanged",
 		"sh", "-c", script, "sh", m.dir}, args...)...)
 }
 
-// do runs a command of the runtime's user.
+// do runs a command as the runtime's user.
 func (m *machine) do(args ...string) string {
 	m.T.Helper()
 	out, err := m.try(args...)
@@ -173,7 +173,7 @@ func (m *machine) try(args ...string) (string, error) {
 		cmd = m.inMounts(podman, args...)
 	case "containerd":
 		cmd = exec.Command("ctr", append([]string{"--address", m.socket}, args...)...)
-		if _, err := os.Stat(filepath.Join(m.dir, "cni")); err == nil { // ctr also removes what CNI has made
+		if _, err := os.Stat(filepath.Join(m.dir, "cni")); err == nil { // ctr then also removes the CNI network
 			cmd = m.inMounts(ctrWithCNI, append([]string{"--address", m.socket}, args...)...)
 		}
 	}
@@ -181,7 +181,7 @@ func (m *machine) try(args ...string) (string, error) {
 	return string(out), err
 }
 
-// serve runs the runtime's API, and returns when it answers.
+// serve runs the runtime's API, and waits until it responds.
 func (m *machine) serve() {
 	m.T.Helper()
 	m.api = m.inMounts(podman, "system", "service", "--time", "0", "unix://"+m.socket)
@@ -206,7 +206,7 @@ func (m *machine) serve() {
 	})
 }
 
-func (m *machine) hangUp() {
+func (m *machine) stopRuntime() {
 	if m.api == nil {
 		return
 	}
@@ -227,7 +227,7 @@ func (m *machine) run(name string, args ...string) {
 	}
 }
 
-// start starts a container with a command. containerd's are in the network of a host of the lab of that name.
+// start starts a container with a command. Containers of containerd use the network of the lab's host of that name.
 func (m *machine) start(name string, command []string, args ...string) (string, error) {
 	run := []string{"run", "--detach", "--stop-signal", "KILL", "--name", name}
 	if m.runtime == "containerd" {
@@ -245,14 +245,14 @@ func (m *machine) start(name string, command []string, args ...string) (string, 
 	return m.try(append(append(append(run, args...), image), command...)...)
 }
 
-// ctr starts a container of containerd with all that it has on the machine in the test's directory, and a cgroup below
-// the one that hangUp removes.
+// ctr starts a container of containerd with the machine's file system, in the test's directory, and with a cgroup below
+// the one that stopRuntime removes.
 func (m *machine) ctr(name string) []string {
 	return []string{"run", "--detach", "--runc-root", filepath.Join(m.dir, "runc"), "--cpu-shares", "0", "--cgroup",
 		"/" + filepath.Base(m.Dir) + "/" + name}
 }
 
-// removeAll removes all containers, those that depend on others first.
+// removeAll removes all containers, in order of their dependencies.
 func (m *machine) removeAll() {
 	m.T.Helper()
 	if m.runtime == "containerd" {
@@ -280,7 +280,7 @@ func (m *machine) remove(namespace, id string) {
 	m.do("--namespace", namespace, "containers", "delete", id)
 }
 
-// services are those of the agent, by name.
+// services returns the agent's services by name.
 func (m *machine) services() map[string]v1.Service {
 	var list []v1.Service
 	m.Must("GET", "/v1/services", nil, &list)
@@ -291,8 +291,8 @@ func (m *machine) services() map[string]v1.Service {
 	return out
 }
 
-// becomes waits until the services are these and have an interface.
-func (m *machine) becomes(names ...string) map[string]v1.Service {
+// awaitServices waits until the services are these and have an interface.
+func (m *machine) awaitServices(names ...string) map[string]v1.Service {
 	m.T.Helper()
 	var got map[string]v1.Service
 	m.Eventually(fmt.Sprintf("the services are %v", names), func() bool {
@@ -325,12 +325,12 @@ func (m *machine) reaches(name string) bool {
 	return m.Lab.Node().Command(context.Background(), "busybox", "ping", "-c", "1", "-W", "1", address).Run() == nil
 }
 
-func TestDocker(t *testing.T) { follows(newMachine(t, "docker")) }
-func TestPodman(t *testing.T) { follows(newMachine(t, "podman")) }
+func TestDocker(t *testing.T) { checkLifecycle(newMachine(t, "docker")) }
+func TestPodman(t *testing.T) { checkLifecycle(newMachine(t, "podman")) }
 
-// follows: containers are services with their labels, to which modules apply, from their start to their end, while the
-// runtime is away too.
-func follows(m *machine) {
+// checkLifecycle checks that containers are services with their labels, with modules, from their start to their end,
+// also while the runtime is down.
+func checkLifecycle(m *machine) {
 	t := m.T
 	before, shop1, other := m.runtime+"-before", m.runtime+"-shop-1", m.runtime+"-taken"
 	m.run("before", "--label", "app=web")
@@ -340,12 +340,12 @@ func follows(m *machine) {
 	}
 	m.Apply(node.Module("fw", "firewall", "app=web", map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"}}))
-	m.becomes(before)
+	m.awaitServices(before)
 	m.run("Shop_1", "--label", "app=shop", "--label", "note=not a label", "--label", "kerb.dev/container=before")
 	m.run("of-the-node", "--network", "host")
 	m.run("of-shop", "--network", "container:Shop_1")
 	m.run("of-none", "--network", "none")
-	got := m.becomes(before, shop1)
+	got := m.awaitServices(before, shop1)
 	shop := got[shop1].Metadata
 	want := "map[app:shop kerb.dev/container:Shop_1 kerb.dev/found-by:events kerb.dev/runtime:" + m.runtime + "]"
 	if shop.Owner != Owner || fmt.Sprint(shop.Labels) != want {
@@ -365,11 +365,11 @@ func follows(m *machine) {
 		now, ok := m.services()[m.runtime+"-after"]
 		return ok && now.Spec != got[before].Spec
 	})
-	m.becomes(m.runtime+"-after", shop1)
+	m.awaitServices(m.runtime+"-after", shop1)
 	m.Eventually("the firewall denies again", func() bool { return !m.reaches("after") })
 
 	was := m.services()
-	m.hangUp()
+	m.stopRuntime()
 	m.Eventually("the agent says that the runtime is away", func() bool {
 		c := m.integration()
 		return c.Reason == "NotConnected" && strings.Contains(c.Message, "services stay as they are")
@@ -379,7 +379,7 @@ func follows(m *machine) {
 	}
 	m.serve()
 	m.run("new", "--label", "app=web")
-	m.becomes(m.runtime+"-after", shop1, m.runtime+"-new")
+	m.awaitServices(m.runtime+"-after", shop1, m.runtime+"-new")
 	m.Eventually("the firewall denies a new container", func() bool { return !m.reaches("new") })
 
 	// a service of the user has the name of the next one
@@ -399,12 +399,12 @@ func follows(m *machine) {
 	m.Eventually("no container is a service", func() bool { return len(m.services()) == 1 })
 }
 
-// A restart of the agent, and a kill, change nothing for containers that run on.
+// A restart and a kill of the agent change nothing for containers that keep running.
 func TestAgentReturns(t *testing.T) {
 	m := newMachine(t, "podman")
 	m.run("web", "--label", "app=web")
 	m.Start()
-	before := m.becomes("podman-web")
+	before := m.awaitServices("podman-web")
 	for i, end := range []func(){m.Stop, m.Kill} {
 		end()
 		m.run(fmt.Sprint("x", i))

@@ -22,7 +22,7 @@ import (
 // streams. The gRPC library would make kerb a third larger for five calls.
 type grpc struct{ socket string }
 
-// grpcError is an error of the server.
+// grpcError is a status other than 0 from the server.
 type grpcError struct {
 	method  string
 	status  int
@@ -35,11 +35,11 @@ func (e *grpcError) Error() string {
 
 const (
 	grpcNotFound = 5
-	grpcHeader   = 5       // bytes before each message: a flag for compression, and the length
+	grpcHeader   = 5       // bytes before each message: compression flag and length
 	window       = 1 << 30 // flow control: messages are smaller
 )
 
-// stream is the answer to a call.
+// stream is the response to a call.
 type stream struct {
 	net.Conn
 	framer  *http2.Framer
@@ -78,7 +78,7 @@ func (s *stream) send(namespace string, request []byte) error {
 		fields = append(fields, [2]string{"containerd-namespace", namespace})
 	}
 	for _, f := range fields {
-		_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
+		_ = encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // writes to memory
 	}
 	body := binary.BigEndian.AppendUint32([]byte{0}, uint32(len(request)))
 	_, err := io.WriteString(s.Conn, http2.ClientPreface)
@@ -90,12 +90,12 @@ func (s *stream) send(namespace string, request []byte) error {
 		s.framer.WriteData(1, true, append(body, request...)))
 }
 
-// receive returns the next message; io.EOF after the last one.
+// receive returns the next message, or io.EOF after the last one.
 func (s *stream) receive() ([]byte, error) {
 	for {
 		if len(s.pending) >= grpcHeader {
 			length := binary.BigEndian.Uint32(s.pending[1:])
-			if length > mostBytes || s.pending[0] != 0 {
+			if length > maxListBytes || s.pending[0] != 0 {
 				return nil, fmt.Errorf("%s: a message of %d bytes, compressed: %d", s.method, length, s.pending[0])
 			}
 			if end := grpcHeader + int(length); len(s.pending) >= end {
@@ -159,7 +159,7 @@ func (s *stream) status(trailer []hpack.HeaderField) error {
 	return &failed
 }
 
-// call returns the answer to a request. It reports false if there is no such thing.
+// call returns the response to a request. It reports false for status NOT_FOUND.
 func (g grpc) call(ctx context.Context, method, namespace string, request []byte) ([]byte, bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()

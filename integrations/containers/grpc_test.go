@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// serveGRPC answers one call by answer, which gets the server's side of the connection after the request.
+// serveGRPC answers one call with answer, which gets the server's side of the connection after the request.
 func serveGRPC(t *testing.T, answer func(*http2.Framer)) grpc {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "sock")
@@ -65,8 +65,8 @@ func message(length int, content string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(length)), content...)
 }
 
-// A message may come in many frames, among frames that are not about it. What is none, or has a status other than 0, is
-// an error; only one of a thing that does not exist is not.
+// A message may consist of many frames, between unrelated frames. An invalid message, or a status other than 0, is an
+// error, except for status NOT_FOUND.
 func TestGRPC(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(*http2.Framer)
@@ -86,7 +86,7 @@ func TestGRPC(t *testing.T) {
 		"no status": {func(f *http2.Framer) { trailer(f, ":status", "200") }, "no status"},
 		"no message": {func(f *http2.Framer) { trailer(f, "grpc-status", "0") },
 			"EOF"},
-		"too long":   {func(f *http2.Framer) { _ = f.WriteData(1, false, message(mostBytes+1, "x")) }, "a message of"},
+		"too long":   {func(f *http2.Framer) { _ = f.WriteData(1, false, message(maxListBytes+1, "x")) }, "a message of"},
 		"compressed": {func(f *http2.Framer) { _ = f.WriteData(1, false, []byte{1, 0, 0, 0, 1, 0}) }, "compressed: 1"},
 		"reset":      {func(f *http2.Framer) { _ = f.WriteRSTStream(1, http2.ErrCodeRefusedStream) }, "REFUSED_STREAM"},
 		"going away": {func(f *http2.Framer) { _ = f.WriteGoAway(0, http2.ErrCodeInternal, nil) }, "INTERNAL_ERROR"},
@@ -99,7 +99,7 @@ func TestGRPC(t *testing.T) {
 	}
 }
 
-// Whatever containerd sends, nothing panics, and ids are of containers.
+// No input from containerd causes a panic, and ids are those of containers.
 func FuzzContainerd(f *testing.F) {
 	f.Add(withText(withText(nil, 2, "default"), 3, "/tasks/start"))
 	f.Add(withText(withText(nil, 1, "web"), 5, string(withText(nil, 2, `{"linux": {"namespaces": [{"type": "network"}]}}`))))

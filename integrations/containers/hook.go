@@ -25,11 +25,11 @@ import (
 )
 
 const (
-	hookTime   = time.Minute           // for all that a container's start waits for; its caller may wait for less
-	hearTime   = 5 * time.Second       // for the event of its creation
-	linkTime   = 5 * time.Second       // for its interface, which was there before
-	checkAfter = 20 * time.Millisecond // between checks of either
-	mostStart  = 4 << 20               // bytes of a report, most of which are labels
+	hookTimeout  = time.Minute           // timeout of a container's start; its caller may have a shorter one
+	eventTimeout = 5 * time.Second       // timeout of the event of its creation
+	linkTimeout  = 5 * time.Second       // timeout of its interface, which existed before
+	pollInterval = 20 * time.Millisecond // polling interval of both
+	maxReport    = 4 << 20               // bytes of a report, most of which are labels
 )
 
 // listen serves hooks until the context ends.
@@ -53,11 +53,11 @@ func (f *follower) listen(ctx context.Context) error {
 
 func (f *follower) answer(ctx context.Context, c net.Conn) {
 	defer c.Close()
-	ctx, cancel := context.WithTimeout(ctx, hookTime)
+	ctx, cancel := context.WithTimeout(ctx, hookTimeout)
 	defer cancel()
-	_ = c.SetDeadline(time.Now().Add(hookTime))
+	_ = c.SetDeadline(time.Now().Add(hookTimeout))
 	var start hook.Start
-	if json.NewDecoder(io.LimitReader(c, mostStart)).Decode(&start) != nil {
+	if json.NewDecoder(io.LimitReader(c, maxReport)).Decode(&start) != nil {
 		return
 	}
 	var answer hook.Answer
@@ -65,15 +65,15 @@ func (f *follower) answer(ctx context.Context, c net.Conn) {
 		answer.Error = err.Error()
 		f.log.Warn("container starts without its modules, or not at all", "id", start.ID, "error", err)
 	}
-	_ = json.NewEncoder(c).Encode(answer) // a caller that has gone needs none
+	_ = json.NewEncoder(c).Encode(answer) // fails only if the caller has disconnected
 }
 
-// start makes a container a service, and returns when its chains are attached.
+// start creates the service of a container, and returns when its chains are attached.
 func (f *follower) start(ctx context.Context, s hook.Start) error {
 	id := s.ID
 	if f.options.Runtime == "containerd" {
 		namespace := filepath.Base(filepath.Dir(s.Bundle)) // .../io.containerd.runtime.v2.task/NAMESPACE/ID
-		if othersNamespaces[namespace] != "" {
+		if foreignNamespaces[namespace] != "" {
 			return nil
 		}
 		id = namespace + "/" + id
@@ -87,7 +87,7 @@ func (f *follower) start(ctx context.Context, s hook.Start) error {
 		}
 	}
 	c.State.Running, c.State.Pid, c.NetworkSettings.SandboxKey, c.hook = true, s.PID, s.Netns, true
-	c.began = startTimeOf(s.PID)
+	c.startTime = startTimeOf(s.PID)
 	f.mu.Lock()
 	delete(f.known, id) // of an earlier start
 	f.hooked[id] = c
@@ -97,16 +97,16 @@ func (f *follower) start(ctx context.Context, s hook.Start) error {
 		return f.verify(ctx, c)
 	}
 	if name, _ := f.serviceOf(c); err == refused && name != "" {
-		return f.verify(ctx, c) // another container's service was refused
+		return f.verify(ctx, c) // the rejected service is another container's
 	}
 	return err
 }
 
-// described waits for the event of a container's creation: the runtime may not answer while a container starts.
+// described waits for the event of a container's creation: the runtime may not respond while a container starts.
 func (f *follower) described(ctx context.Context, id string) (container, error) {
-	for end := time.Now().Add(hearTime); ; {
+	for end := time.Now().Add(eventTimeout); ; {
 		f.mu.Lock()
-		c, ok := f.heard[id]
+		c, ok := f.existing[id]
 		f.mu.Unlock()
 		if ok {
 			return c, nil
@@ -117,7 +117,7 @@ func (f *follower) described(ctx context.Context, id string) (container, error) 
 		select {
 		case <-ctx.Done():
 			return c, ctx.Err()
-		case <-time.After(checkAfter):
+		case <-time.After(pollInterval):
 		}
 	}
 }
@@ -134,14 +134,14 @@ func (f *follower) serviceOf(c container) (string, error) {
 	return f.applied[at].Metadata.Name, nil
 }
 
-// verify waits until the agent knows the interface of a service. The change that created the service has then attached
-// its chains, or failed.
+// verify waits until the agent has observed the interface of a service. The change that created the service has then
+// attached its chains, or failed.
 func (f *follower) verify(ctx context.Context, c container) error {
 	name, err := f.serviceOf(c)
 	if err != nil {
 		return err
 	}
-	for end := time.Now().Add(linkTime); ; {
+	for end := time.Now().Add(linkTimeout); ; {
 		var s v1.Service
 		if err := f.agent.Call(ctx, http.MethodGet, "/v1/services/"+name, nil, &s); err != nil {
 			return fmt.Errorf("the agent: %w", err)
@@ -156,18 +156,18 @@ func (f *follower) verify(ctx context.Context, c container) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(checkAfter):
+		case <-time.After(pollInterval):
 		}
 	}
 }
 
-// dropHooked forgets containers that have ended.
+// dropHooked removes reported containers that have ended.
 func (f *follower) dropHooked() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, c := range f.hooked {
 		now := startTimeOf(c.State.Pid)
-		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) || c.began != "" && now != "" && now != c.began {
+		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) || c.startTime != "" && now != "" && now != c.startTime {
 			delete(f.hooked, id)
 		}
 	}

@@ -18,10 +18,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// floodPort is that of testdata/flood.
+// floodPort is the port in testdata/flood.
 const floodPort = 9999
 
-// receiver counts the packets of floods that the node gets after all programs on interfaces.
+// receiver counts the packets of floods that the node receives after all programs on interfaces.
 type receiver struct{ udp, tcp atomic.Int64 }
 
 func newReceiver(m *machine) *receiver {
@@ -53,7 +53,7 @@ func newReceiver(m *machine) *receiver {
 	return r
 }
 
-// isFlood reads the port from an IPv4 packet of TCP or UDP.
+// isFlood reports whether an IPv4 packet of TCP or UDP has floodPort as destination.
 func isFlood(packet []byte) bool {
 	if len(packet) == 0 {
 		return false
@@ -67,8 +67,8 @@ func (r *receiver) counts() string {
 	return fmt.Sprintf("%d UDP, %d TCP", r.udp.Swap(0), r.tcp.Swap(0))
 }
 
-// flood runs containers whose first instructions flood the node until there is nothing more to come, and returns what
-// arrived.
+// flood runs containers whose first instructions flood the node, waits until all packets have been sent, and returns
+// the number of packets received.
 func (m *machine) flood(r *receiver, app string, names ...string) string {
 	m.T.Helper()
 	r.counts()
@@ -95,7 +95,7 @@ func (m *machine) flood(r *receiver, app string, names ...string) string {
 	return r.counts()
 }
 
-// args are those of a container with a label. Containers of containerd get a network.
+// args returns the arguments for a container with a label. Containers of containerd get a network.
 func (m *machine) args(name, app string) []string {
 	m.T.Helper()
 	args := []string{"--label", "app=" + app}
@@ -105,7 +105,7 @@ func (m *machine) args(name, app string) []string {
 	return args
 }
 
-// sent reports whether the process of a container has sent all.
+// sent reports whether the process of a container has sent all packets.
 func (m *machine) sent(name string) bool {
 	m.T.Helper()
 	pid := m.pid(name)
@@ -132,7 +132,8 @@ func TestFirstPacketDocker(t *testing.T)     { firstPacket(t, "docker") }
 func TestFirstPacketPodman(t *testing.T)     { firstPacket(t, "podman") }
 func TestFirstPacketContainerd(t *testing.T) { firstPacket(t, "containerd") }
 
-// firstPacket: of a container under a module that denies, not one packet passes with the hook; without it some do.
+// firstPacket checks that with the hook not one packet of a container passes a module that denies all, and that without
+// it some do.
 func firstPacket(t *testing.T, runtime string) {
 	deny := node.Module("deny", "firewall", "app=denied", map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}})
@@ -178,8 +179,8 @@ func firstPacket(t *testing.T, runtime string) {
 	})
 }
 
-// failClosed: while the agent is killed a container does not start; it does when the agent returns, with its modules,
-// and those that run keep theirs.
+// failClosed checks that while the agent is down no container starts, that a waiting one starts with its modules when
+// the agent is back, and that running ones keep theirs.
 func (m *machine) failClosed(r *receiver) {
 	t := m.T
 	before := m.services()
@@ -208,8 +209,8 @@ func (m *machine) failClosed(r *receiver) {
 	}
 }
 
-// Docker starts containers again before its API answers, and the integration has heard of none after a boot: their
-// names and labels are known all the same.
+// Docker restarts containers before its API responds, and after a boot the integration has received no events: their
+// names and labels are known nevertheless.
 func TestDockerBoots(t *testing.T) {
 	m := newMachine(t, "docker", "--fail-closed", "--timeout", "60s")
 	m.Start()
@@ -220,12 +221,12 @@ func TestDockerBoots(t *testing.T) {
 	if out, err := m.start("web", []string{"/bin/flood"}, args...); err != nil {
 		t.Fatal(err, out)
 	}
-	before := m.becomes("docker-web")["docker-web"]
+	before := m.awaitServices("docker-web")["docker-web"]
 	pid, err := strconv.Atoi(m.pid("web"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.hangUp()
+	m.stopRuntime()
 	m.Stop()
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -242,7 +243,7 @@ func TestDockerBoots(t *testing.T) {
 	}
 }
 
-// A start that was refused leaves nothing that is in the way of the next one.
+// A rejected start leaves nothing behind that would prevent the next one.
 func TestNextStart(t *testing.T) {
 	for _, runtime := range []string{"docker", "podman"} {
 		t.Run(runtime, func(t *testing.T) {
@@ -253,15 +254,15 @@ func TestNextStart(t *testing.T) {
 			m.Start()
 			m.Eventually("the integration serves", func() bool { return m.integration().Status == "True" })
 			m.Eventually("the next start succeeds", func() bool { _, err := m.try("start", "web"); return err == nil })
-			if s := m.becomes(runtime + "-web")[runtime+"-web"]; s.Metadata.Labels[labelBy] != byHook {
+			if s := m.awaitServices(runtime + "-web")[runtime+"-web"]; s.Metadata.Labels[labelBy] != byHook {
 				t.Errorf("labels of the container: %v", s.Metadata.Labels)
 			}
 		})
 	}
 }
 
-// Without the agent a container does not start with --fail-closed, and says why; else it starts, and becomes a service
-// by the runtime's events.
+// Without the agent a container does not start with --fail-closed, and the error names the reason. Otherwise it starts,
+// and becomes a service through the runtime's events.
 func TestAgentAway(t *testing.T) {
 	closed := newMachine(t, "containerd", "--fail-closed", "--timeout", "1s")
 	out, err := closed.start("web", []string{"/bin/busybox", "sleep", "1000"}, closed.args("web", "web")...)
@@ -271,7 +272,7 @@ func TestAgentAway(t *testing.T) {
 	open := newMachine(t, "containerd", "--timeout", "1s")
 	open.run("web", "--label", "app=web")
 	open.Start()
-	if s := open.becomes("containerd-web")["containerd-web"]; s.Metadata.Labels[labelBy] != byEvents {
+	if s := open.awaitServices("containerd-web")["containerd-web"]; s.Metadata.Labels[labelBy] != byEvents {
 		t.Errorf("labels of the container: %v", s.Metadata.Labels)
 	}
 }

@@ -14,14 +14,14 @@ import (
 	"testing"
 )
 
-// A container that a hook has reported is forgotten when its process has ended, even if another one has its PID.
+// A container that a hook has reported is removed when its process has ended, even if another process has its PID.
 func TestReusedPID(t *testing.T) {
 	own := startTimeOf(os.Getpid())
 	if own == "" || own == startTimeOf(1) {
 		t.Fatalf("this process began at %q, and process 1 at %q", own, startTimeOf(1))
 	}
 	with := func(pid int, began string) container {
-		c := container{began: began}
+		c := container{startTime: began}
 		c.State.Pid = pid
 		return c
 	}
@@ -33,8 +33,9 @@ func TestReusedPID(t *testing.T) {
 	}
 }
 
-// An event of a container, such as an earlier one that the runtime reports after a restart of the agent, makes what is
-// known incomplete until the next list: a hook that reports another container meanwhile deletes no services.
+// After an event of a container, such as an old one that the runtime reports after a restart of the agent, the list of
+// running containers is incomplete until the next list: a hook that reports another container in the meantime deletes
+// no services.
 func TestForgottenContainersKeepTheirServices(t *testing.T) {
 	f := &follower{known: map[string]container{"a": {ID: "a"}, "b": {ID: "b"}}, synced: true}
 	f.forget("a")
@@ -43,7 +44,7 @@ func TestForgottenContainersKeepTheirServices(t *testing.T) {
 	}
 }
 
-// The next list deletes what is left over, also if the services are those that a hook has applied meanwhile.
+// The next list deletes remaining services, also those that a hook has applied in the meantime.
 func TestServicesAreDeletedOnceAllAreKnown(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kerb.sock")
 	l, err := net.Listen("unix", socket)

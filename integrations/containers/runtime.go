@@ -32,10 +32,10 @@ type container struct {
 		Labels map[string]string
 	}
 	HostConfig      struct{ NetworkMode string }
-	NetworkSettings struct{ SandboxKey string } // path of the network namespace; some runtimes leave it out
+	NetworkSettings struct{ SandboxKey string } // path of the network namespace; some runtimes omit it
 
-	hook  bool   // it has reported its start before its first process
-	began string // with hook: when its first process began, by which a reused PID is another one; empty: not known
+	hook      bool   // the hook has reported its start before its first process
+	startTime string // with hook: start time of its first process, to detect a reused PID; empty: unknown
 }
 
 // name returns the name, without the slash with which the API prefixes it.
@@ -43,22 +43,22 @@ func (c container) name() string { return strings.TrimPrefix(c.Name, "/") }
 
 // runtime is the API of a container runtime.
 type runtime interface {
-	// running returns the ids of the containers that run.
+	// running returns the ids of the running containers.
 	running(context.Context) ([]string, error)
-	// inspect returns the zero container if it is gone.
+	// inspect returns the zero container if it does not exist.
 	inspect(ctx context.Context, id string) (container, error)
 	// created returns all containers, of which only id, name and labels need to be set.
 	created(context.Context) ([]container, error)
-	// events sends what happens until the context or the stream ends.
+	// events sends events until the context or the stream ends.
 	events(context.Context) (<-chan event, error)
 }
 
-// event is a container that starts, ends or changes. Its labels come with its creation: while a container starts,
-// Podman does not answer questions about it.
+// event is the start, end or change of a container. The event of its creation has its labels: while a container starts,
+// Podman does not respond to requests about it.
 type event struct {
 	id        string
 	gone      bool // the container has been removed
-	container      // id, name and labels, or the zero one
+	container      // id, name and labels, or the zero value
 }
 
 func newRuntime(o Options) runtime {
@@ -68,14 +68,14 @@ func newRuntime(o Options) runtime {
 	return &engine{&http.Client{Transport: client.Unix(o.Socket)}}
 }
 
-// engine is the API of Docker, and of Podman, which serves the same.
+// engine is the API of Docker, and of Podman, which is compatible with it.
 type engine struct{ client *http.Client }
 
 // Limits of data from the runtime.
 const (
-	askTime   = 30 * time.Second
-	mostBytes = 64 << 20 // of a list
-	mostKept  = 1024     // events that wait
+	askTime      = 30 * time.Second
+	maxListBytes = 64 << 20 // of a list
+	maxEvents    = 1024     // queued events
 )
 
 func (r *engine) get(ctx context.Context, path string) (*http.Response, error) {
@@ -91,7 +91,7 @@ func (r *engine) get(ctx context.Context, path string) (*http.Response, error) {
 	return answer, err
 }
 
-// ask decodes the answer into out. It reports false if there is no such thing.
+// ask decodes a response into out. It reports false for status 404.
 func (r *engine) ask(ctx context.Context, path string, out any) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
@@ -102,7 +102,7 @@ func (r *engine) ask(ctx context.Context, path string, out any) (bool, error) {
 	defer answer.Body.Close()
 	switch answer.StatusCode {
 	case http.StatusOK:
-		return true, json.NewDecoder(io.LimitReader(answer.Body, mostBytes)).Decode(out)
+		return true, json.NewDecoder(io.LimitReader(answer.Body, maxListBytes)).Decode(out)
 	case http.StatusNotFound:
 		return false, nil
 	}
@@ -159,7 +159,7 @@ func (r *engine) events(ctx context.Context) (<-chan event, error) {
 		answer.Body.Close()
 		return nil, fmt.Errorf("GET /events: %s", answer.Status)
 	}
-	out := make(chan event, mostKept)
+	out := make(chan event, maxEvents)
 	go func() {
 		defer close(out)
 		defer answer.Body.Close()
@@ -189,7 +189,7 @@ type engineEvent struct {
 	}
 }
 
-// event reads the attributes: the labels, among which are the name and the image.
+// event decodes the attributes: the labels, and among them the name and the image.
 func (e engineEvent) event() event {
 	out := event{id: e.Actor.ID, gone: e.Action == "destroy" || e.Action == "remove"}
 	if name := e.Actor.Attributes["name"]; name != "" && !out.gone {

@@ -18,7 +18,7 @@ import (
 
 // Labels that every service of a container has.
 const (
-	labelPrefix = "kerb.dev/" // ignored in labels of containers: none must pass for another
+	labelPrefix = "kerb.dev/" // ignored in labels of containers, which could otherwise impersonate others
 	labelName   = labelPrefix + "container"
 	labelFrom   = labelPrefix + "runtime"
 	labelSpace  = labelPrefix + "containerd-namespace"
@@ -32,9 +32,9 @@ const (
 )
 
 const (
-	mostLabels = 64 // of a container; others are left out
-	mostLogged = 10 // of those
-	mostName   = 63 // bytes of a service's name
+	maxLabels = 64 // of a container; further ones are omitted
+	maxLogged = 10 // of the omitted ones
+	maxName   = 63 // bytes of a service's name
 )
 
 // translate returns the services of containers with separate network namespaces, by name, and errors by container id.
@@ -95,7 +95,7 @@ func translate(from string, all map[string]container, there map[v1.ServiceSpec]p
 // present is an existing service.
 type present struct {
 	name      string
-	hook      bool   // it was found before the container's first process
+	hook      bool   // it was created before the container's first process
 	container string // the runtime's name of the container; a slash if that is not a valid label
 }
 
@@ -127,37 +127,37 @@ func specOf(c container, there map[v1.ServiceSpec]present) (v1.ServiceSpec, bool
 	return v1.ServiceSpec{PID: c.State.Pid}, c.State.Pid > 0
 }
 
-// isNamespace reports whether a namespace is mounted at the path, as seen by this process: where mounts of the runtime
-// do not propagate to the agent, there is an empty file.
+// isNamespace reports whether a namespace is mounted at the path, as seen by this process: if mounts of the runtime do
+// not propagate to the agent, the path is an empty file.
 func isNamespace(path string) bool {
 	var s unix.Statfs_t
 	return path != "" && unix.Statfs(path, &s) == nil && s.Type == unix.NSFS_MAGIC
 }
 
-// labelsOf are those labels of the container that a selector can name, and the keys of the others.
+// labelsOf returns the labels of the container that are valid in selectors, and the keys of the omitted ones.
 func labelsOf(c container) (labels map[string]string, left []string) {
 	labels = map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(c.Config.Labels)) {
 		value := c.Config.Labels[key]
 		switch {
-		case strings.HasPrefix(key, labelPrefix), len(labels) == mostLabels, len(content.IsLabelKey(key)) > 0,
+		case strings.HasPrefix(key, labelPrefix), len(labels) == maxLabels, len(content.IsLabelKey(key)) > 0,
 			len(content.IsLabelValue(value)) > 0:
-			left = append(left, shortened(key))
+			left = append(left, quoted(key))
 		default:
 			labels[key] = value
 		}
 	}
-	if n := len(left) - mostLogged; n > 0 {
-		left = append(left[:mostLogged], fmt.Sprintf("and %d more", n))
+	if n := len(left) - maxLogged; n > 0 {
+		left = append(left[:maxLogged], fmt.Sprintf("and %d more", n))
 	}
 	return labels, left
 }
 
-// shortened is a text of a container's author for the log.
-func shortened(text string) string { return fmt.Sprintf("%.80q", text) }
+// quoted returns a text of a container's author for the log.
+func quoted(text string) string { return fmt.Sprintf("%.80q", text) }
 
-// nameOf is the runtime and the container's name, as far as names of services have such characters; with the beginning
-// of its id where another container has that name.
+// nameOf returns a service name from the runtime and the container's name, without invalid characters. If another
+// container has that name, the beginning of the id is added.
 func nameOf(from string, c container, taken map[string]bool) string {
 	name := from + "-" + c.name()
 	if c.Namespace != "" && c.Namespace != defaultNamespace {
@@ -173,11 +173,11 @@ func nameOf(from string, c container, taken map[string]bool) string {
 		return '-'
 	}, name)
 	trim := func(length int) string { return strings.TrimRight(name[:min(length, len(name))], "-") }
-	if short := trim(mostName); !taken[short] {
+	if short := trim(maxName); !taken[short] {
 		return short
 	}
 	id := "-" + shortID(c)
-	return trim(mostName-len(id)) + id
+	return trim(maxName-len(id)) + id
 }
 
 // shortID returns the short form of an id of Docker or Podman. Users choose containerd's ids, which may share prefixes.

@@ -25,7 +25,7 @@ func byID(all ...container) map[string]container {
 	return out
 }
 
-// Names of services are distinct, of the characters that names have, and stay while the container runs.
+// Names of services are unique, have valid characters, and stay while the container runs.
 func TestNames(t *testing.T) {
 	id := strings.Repeat("0123456789abcdef", 4)
 	all := byID(some("a"+id, "Web_1", 1, nil), some("b"+id, "web-1", 2, nil),
@@ -35,7 +35,7 @@ func TestNames(t *testing.T) {
 	var names []string
 	for _, s := range got {
 		names = append(names, s.Metadata.Name)
-		if len(s.Metadata.Name) > mostName || strings.Trim(s.Metadata.Name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
+		if len(s.Metadata.Name) > maxName || strings.Trim(s.Metadata.Name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
 			t.Errorf("%q is no name of a service", s.Metadata.Name)
 		}
 	}
@@ -52,7 +52,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Labels that no selector can name, that are Kerb's own, or more than 64 are left out.
+// Labels that are not valid in selectors, that have Kerb's prefix, or beyond 64 are omitted.
 func TestLabels(t *testing.T) {
 	labels := map[string]string{"app": "web", "com.docker.compose.project": "shop", "kerb.dev/runtime": "x",
 		"two words": "x", "value": "two words", "long": strings.Repeat("x", 64), "": "x", "\x1b[2J": "x"}
@@ -70,12 +70,12 @@ func TestLabels(t *testing.T) {
 		many[fmt.Sprintf("label-%04d", i)] = strings.Repeat("v", 63)
 	}
 	got, problems = translate("docker", byID(some("1", "web", 1, many)), nil, true)
-	if n := len(got[0].Metadata.Labels); n != mostLabels+3 || !strings.Contains(problems["1"], "and 926 more") {
+	if n := len(got[0].Metadata.Labels); n != maxLabels+3 || !strings.Contains(problems["1"], "and 926 more") {
 		t.Errorf("%d labels, %q", n, problems["1"])
 	}
 }
 
-// A container without a network of its own is no service, nor is one that has ended.
+// A container without its own network is not a service, nor is one that has ended.
 func TestOthersNetworks(t *testing.T) {
 	for _, mode := range []string{"host", "none", "container:abc", "ns:/run/netns/x"} {
 		c := some("1", "web", 1, nil)
@@ -96,7 +96,7 @@ func TestOthersNetworks(t *testing.T) {
 	}
 }
 
-// Containers of containerd have names in their namespace, and ids that may be alike.
+// Containers of containerd have names in their namespace, and ids that may be equal in different namespaces.
 func TestNamespaces(t *testing.T) {
 	all := map[string]container{}
 	for i, id := range []string{"default/web", "shop/web", "shop-web/a", "shop/web-a"} {
@@ -114,7 +114,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// Before all containers are known, the name of a service is not free for another container.
+// While the running containers are incomplete, the name of a service is not free for another container.
 func TestIncomplete(t *testing.T) {
 	before, _ := translate("docker", byID(some("a", "web.1", 1, nil)), nil, true)
 	next := byID(some("b", "web-1", 2, nil))
@@ -138,8 +138,8 @@ func TestSharedPath(t *testing.T) {
 	}
 }
 
-// A service that a hook has made by the container's process stays the same when the runtime names the path of its
-// namespace, and is still one of a hook.
+// A service that a hook has created by process id stays unchanged when the runtime reports the path of its namespace,
+// and still counts as found by the hook.
 func TestHookStays(t *testing.T) {
 	c := some("1", "web", 4711, nil)
 	c.hook = true

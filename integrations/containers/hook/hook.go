@@ -24,11 +24,11 @@ import (
 // Socket is the name of the integration's socket, in the directory of the agent's socket.
 const Socket = "containers.sock"
 
-// Start is the request of a hook, as a line of JSON: a container without a process of its own so far.
+// Start is the request of a hook, as a line of JSON, about a container without a process so far.
 type Start struct {
 	ID     string `json:"id"`
-	PID    int    `json:"pid"`             // of what becomes the container's first process
-	Netns  string `json:"netns,omitempty"` // path of the network namespace, if the runtime's caller has made it
+	PID    int    `json:"pid"`             // of the container's future first process
+	Netns  string `json:"netns,omitempty"` // path of the network namespace, if the runtime's caller has created it
 	Bundle string `json:"bundle"`          // directory of its OCI configuration
 	// From Docker's files, since its API does not respond while Docker itself starts, and starts containers.
 	Name   string            `json:"name,omitempty"`
@@ -40,8 +40,8 @@ type Answer struct {
 	Error string `json:"error,omitempty"` // empty: the chains of its modules are attached
 }
 
-// retryAfter is the pause while the agent or the integration starts.
-const retryAfter = 100 * time.Millisecond
+// retryInterval is the retry interval while the agent or the integration starts.
+const retryInterval = 100 * time.Millisecond
 
 // Report reports the container of an OCI runtime state to the integration of the agent with this socket. Without wait,
 // it fails immediately if the integration is not running.
@@ -59,12 +59,12 @@ func Report(ctx context.Context, agent string, state []byte, wait bool) error {
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(retryAfter):
+		case <-time.After(retryInterval):
 		}
 	}
 }
 
-// send returns when the integration has answered. Its error is a *net.OpError if it does not run.
+// send returns when the integration has responded. Its error is a *net.OpError if the integration does not run.
 func (s Start) send(ctx context.Context, socket string) error {
 	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
@@ -83,8 +83,8 @@ func (s Start) send(ctx context.Context, socket string) error {
 	return nil
 }
 
-// parse reads a state; false if the container has no network of its own: that of the node, of another container, or
-// only loopback.
+// parse decodes a state. own is false if the container has no network of its own: it uses that of the node, of another
+// container, or only loopback.
 func parse(state []byte) (s Start, own bool, err error) {
 	if err := json.Unmarshal(state, &s); err != nil {
 		return s, false, fmt.Errorf("the container's state: %w", err)
@@ -97,14 +97,14 @@ func parse(state []byte) (s Start, own bool, err error) {
 		return s, false, err
 	}
 	if s.Netns = config.networkPath(); strings.HasPrefix(s.Netns, "/proc/") {
-		return s, false, nil // in the network of a container that runs
+		return s, false, nil // in the network of a running container
 	}
 	s.Name, s.Labels = config.docker(s.ID)
 	own, err = hasInterface(s.PID)
 	return s, own, err
 }
 
-// config is the OCI configuration of a container.
+// config has the used fields of the OCI configuration of a container.
 type config struct {
 	Mounts []struct{ Destination, Source string }
 	Linux  struct {
@@ -156,7 +156,8 @@ func (c config) docker(id string) (name string, labels map[string]string) {
 	return "", nil
 }
 
-// hasInterface reports whether a process is in a network namespace other than this one's, with more than loopback.
+// hasInterface reports whether a process is in a network namespace other than this one's, with an interface other than
+// loopback.
 func hasInterface(pid int) (bool, error) {
 	own, err := os.Stat("/proc/self/ns/net")
 	if err != nil {
@@ -175,7 +176,7 @@ func hasInterface(pid int) (bool, error) {
 	return false, err
 }
 
-// commands of an OCI runtime, as far as its callers use them. A word that is none is an option, or its value.
+// commands are the commands of an OCI runtime that its callers use. Any other word is an option, or its value.
 var commands = []string{"create", "start", "state", "kill", "delete", "run", "exec", "pause", "resume", "ps", "update",
 	"events", "list", "checkpoint", "restore", "spec", "features"}
 
@@ -197,7 +198,8 @@ func State(ctx context.Context, runtime string, args []string) ([]byte, error) {
 	return state, nil
 }
 
-// startOf returns the options before the command start, and the container that it starts; empty for another command.
+// startOf returns the options before the command start, and the id of the container that it starts; empty for another
+// command.
 func startOf(args []string) (options []string, id string) {
 	at := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(commands, arg) })
 	if at < 0 || args[at] != "start" || at == len(args)-1 {
@@ -206,8 +208,8 @@ func startOf(args []string) (options []string, id string) {
 	return args[:at], args[len(args)-1]
 }
 
-// endTime is how long the process of a container may take to end.
-const endTime = 2 * time.Second
+// endTimeout is the timeout of the end of a container's process.
+const endTimeout = 2 * time.Second
 
 // Refuse kills the container that a command starts, and deletes its state: Docker and containerd do not kill it after a
 // failed start, and could not start it again. It returns when the runtime's caller has noticed.
@@ -217,7 +219,7 @@ func Refuse(runtime string, args []string, state []byte) error {
 	if json.Unmarshal(state, &s) != nil || s.PID <= 0 {
 		return nil // the runtime does not know it
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	kill := slices.Concat(options, []string{"kill", id, "KILL"})
 	if out, err := exec.CommandContext(ctx, runtime, kill...).CombinedOutput(); err != nil {
@@ -227,7 +229,7 @@ func Refuse(runtime string, args []string, state []byte) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("process %d does not end", s.PID)
-		case <-time.After(retryAfter / 10):
+		case <-time.After(retryInterval / 10):
 		}
 	}
 	return nil

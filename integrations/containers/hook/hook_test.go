@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// Only start has the state asked for, with the options before it.
+// Only start requests the state, with the options before it.
 func TestState(t *testing.T) {
 	runtime := filepath.Join(t.TempDir(), "runtime")
 	if err := os.WriteFile(runtime, []byte("#!/bin/sh\necho \"$@\"\n"), 0o700); err != nil {
@@ -38,7 +38,7 @@ func TestState(t *testing.T) {
 	}
 }
 
-// A state that is none is an error; containers in the network of another one or of the node are not reported.
+// An invalid state is an error; containers in the network of another one or of the node are not reported.
 func TestParse(t *testing.T) {
 	bundle := t.TempDir()
 	state := func(path string) []byte {
@@ -61,7 +61,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Name and labels are those of Docker's file, next to the hostname that it mounts; of nothing that the user mounts.
+// Name and labels come from Docker's file, next to the hostname that it mounts, and from no mount of the user.
 func TestDockersFile(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "0123")
 	err := os.Mkdir(dir, 0o700)
@@ -85,7 +85,7 @@ func TestDockersFile(t *testing.T) {
 	}
 }
 
-// What the integration answers is the result; without wait an integration that does not run is an error at once.
+// Send returns the integration's response; without wait, it fails immediately if the integration does not run.
 func TestSend(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), Socket)
 	s := Start{ID: "web", PID: 1}

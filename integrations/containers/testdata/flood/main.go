@@ -30,12 +30,12 @@ func main() {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	// The test sees by the name of the process that all packets are sent.
+	// The process name shows the test that all packets have been sent.
 	_ = os.WriteFile("/proc/self/comm", []byte("flooded"), 0)
 	time.Sleep(time.Hour)
 }
 
-// gateway is that of the default route.
+// gateway returns the gateway of the default route.
 func gateway() (out [4]byte) {
 	table, err := os.ReadFile("/proc/net/route")
 	if err != nil {
