@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// patience is how long ztunnel may take to connect and to answer.
+// patience is the timeout of ztunnel's connection and responses.
 const patience = 30 * time.Second
 
 // Admit passes the pods' namespaces to a running ztunnel by the protocol of ztunnel's proto/zds.proto: acknowledged
@@ -56,7 +56,7 @@ func admit(conn *net.UnixConn, pod *netlab.Host) error {
 	return send(conn, field(nil, 1, add), unix.UnixRights(int(ns.Fd())))
 }
 
-// field appends one of bytes, text or a message.
+// field appends a field with bytes, a string or a message.
 func field(b []byte, number protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, number, protowire.BytesType), value)
 }

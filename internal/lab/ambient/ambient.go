@@ -81,7 +81,7 @@ const (
 	serviceName = "server.default.svc." + trustDomain
 )
 
-// workloads is the file of LOCAL_XDS_PATH: the pods, and the service.
+// workloads returns the file of LOCAL_XDS_PATH: the pods, and the service.
 func (m Mesh) workloads() string {
 	var ports []string
 	for _, port := range m.Ports {

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// newMesh has two pods, of which the second one implements a service.
+// newMesh returns a mesh with two pods, of which the second one implements a service.
 func newMesh(t *testing.T) Mesh {
 	t.Helper()
 	sdktest.NeedRoot(t)
@@ -39,7 +39,7 @@ func newMesh(t *testing.T) Mesh {
 	return Mesh{Pods: pods, Service: netip.MustParseAddr("10.96.0.10"), Server: pods[1], Ports: []int{80, 443}}
 }
 
-// The file is YAML whose ports are numbers, as ztunnel wants them.
+// The file is YAML with numeric ports, as ztunnel requires.
 func TestWorkloads(t *testing.T) {
 	m := newMesh(t)
 	var file struct {
@@ -68,7 +68,7 @@ func TestWorkloads(t *testing.T) {
 	}
 }
 
-// peer is ztunnel's side of the protocol: it takes these pods, and answers the last message with this.
+// peer simulates ztunnel's side of the protocol: it receives these pods, and answers the last message with last.
 func peer(socket string, pods []*netlab.Host, last string) (namespaces []uint64, err error) {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socket})
 	if err != nil {
@@ -106,7 +106,7 @@ func peer(socket string, pods []*netlab.Host, last string) (namespaces []uint64,
 	return namespaces, nil
 }
 
-// first is the field of bytes that a message begins with, if its number is 1.
+// first returns the bytes field that a message starts with, if its number is 1.
 func first(message []byte) []byte {
 	number, _, tag := protowire.ConsumeTag(message)
 	value, size := protowire.ConsumeBytes(message[max(0, tag):])
@@ -116,7 +116,7 @@ func first(message []byte) []byte {
 	return value
 }
 
-// inodeOf is the number of the namespace whose file came with a message.
+// inodeOf returns the inode of the namespace file that came with a message.
 func inodeOf(rights []byte) (uint64, error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(messages) != 1 {
@@ -132,7 +132,7 @@ func inodeOf(rights []byte) (uint64, error) {
 	return stat.Ino, err
 }
 
-// The pods' namespaces are given in order, and an error that ztunnel answers with is returned.
+// The pods' namespaces are sent in order, and an error response of ztunnel is returned.
 func TestAdmit(t *testing.T) {
 	m := newMesh(t)
 	dir := t.TempDir()

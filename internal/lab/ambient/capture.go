@@ -16,7 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Marks of in-pod mode: of what ztunnel sends, and of connections to servers, which it opens from the client's address.
+// Packet marks of in-pod mode: of ztunnel's packets, and of connections to servers, which it opens from the client's
+// address.
 const (
 	tunnelMark     = 0x539
 	connectionMark = 0x111
@@ -24,9 +25,9 @@ const (
 	markedTable    = 100
 )
 
-// capture has the rules of Istio's CNI agent (ztunnel's scripts/ztunnel-redirect-inpod.sh has them for iptables): what
-// programs of the pod send goes to ztunnel's sockets in its namespace, and so does what arrives, but for HBONE. Answers
-// to a client's address that ztunnel uses are delivered to it.
+// capture adds the rules of Istio's CNI agent (ztunnel's scripts/ztunnel-redirect-inpod.sh has them for iptables):
+// packets of the pod's programs go to ztunnel's sockets in its namespace, and so do arriving packets, except HBONE.
+// Replies to a client's address that ztunnel uses are delivered to it.
 func capture(pod *netlab.Host) error {
 	rules := fmt.Sprintf(`table ip ztunnel {
 	chain marked {
@@ -61,7 +62,7 @@ func capture(pod *netlab.Host) error {
 	return pod.Do(deliverMarked)
 }
 
-// deliverMarked delivers packets with connectionMark here, whatever their destination.
+// deliverMarked delivers packets with connectionMark locally, regardless of their destination.
 func deliverMarked() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

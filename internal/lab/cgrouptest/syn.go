@@ -21,7 +21,7 @@ func PatientSYNs(t testing.TB, cgroup string) {
 		License: "GPL", Instructions: asm.Instructions{
 			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // op
 			asm.JNE.Imm(asm.R2, timeoutInit, "out"),
-			asm.Mov.Imm(asm.R2, 20_000),               // jiffies, of which a second has 1000 at most
+			asm.Mov.Imm(asm.R2, 20_000),               // jiffies, of which a second has at most 1000
 			asm.StoreMem(asm.R1, 4, asm.R2, asm.Word), // reply
 			asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
 			asm.Return(),

@@ -68,7 +68,7 @@ func Rules(kind string, n int, v4 bool) ([]Rule, error) {
 	return rules, nil
 }
 
-// specificity orders rules as ClassBench does, so that no rule is behind one that covers it.
+// specificity orders rules as ClassBench does, so that no rule follows one that covers it.
 func (r *Rule) specificity() int {
 	protocol := 0
 	if r.Protocol != Any {
@@ -79,7 +79,7 @@ func (r *Rule) specificity() int {
 
 func (p Ports) specificity() int { return 16 - bits.Len16(p.High-p.Low) }
 
-// shapes make one rule, without its action.
+// shapes create one rule, without its action.
 var shapes = map[string]func(*generator) Rule{
 	"acl": func(g *generator) Rule {
 		return Rule{Src: g.prefix(5, 16, 24, 28, 32), Dst: g.prefix(0, 24, 28, 32, 32), Protocol: g.protocol(4),
@@ -130,7 +130,7 @@ func newGenerator(kind string, n int, v4 bool) *generator {
 	return g
 }
 
-// network is an address of which rules use prefixes: mostly near one that exists already.
+// network returns an address of which rules use prefixes: mostly near an existing one.
 func (g *generator) network() uint32 {
 	word := 1<<28 + g.Uint32N(13<<28)
 	if len(g.networks) == 0 || g.IntN(4) == 0 {
@@ -142,7 +142,8 @@ func (g *generator) network() uint32 {
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// prefix has one of the lengths (of IPv4; IPv6 has 32 bits more), or is any in so many percent of rules.
+// prefix returns a prefix with one of the lengths (of IPv4; IPv6 has 32 bits more), or any prefix in percentAny percent
+// of rules.
 func (g *generator) prefix(percentAny int, lengths ...int) netip.Prefix {
 	if g.IntN(100) < percentAny {
 		return netip.Prefix{}
@@ -151,7 +152,7 @@ func (g *generator) prefix(percentAny int, lengths ...int) netip.Prefix {
 	return g.masked(g.networks[g.IntN(len(g.networks))]^g.Uint32N(16), length)
 }
 
-// zeros is a prefix of 0.0.0.0 or 2001:db8::.
+// zeros returns a prefix of 0.0.0.0 or 2001:db8::.
 func (g *generator) zeros() netip.Prefix { return g.masked(0, g.IntN(33)) }
 
 func (g *generator) masked(word uint32, length int) netip.Prefix {
@@ -174,7 +175,8 @@ func (g *generator) protocol(percentAny int) int {
 	return TCP
 }
 
-// ports are one port, the low or the high ports, or any range, in so many percent of rules; all ports in the others.
+// ports returns one port, the low or the high ports, or any range, each in the given percentage of rules; all ports in
+// the others.
 func (g *generator) ports(percentOne, percentHalf, percentRange int) Ports {
 	switch x := g.IntN(100); {
 	case x < percentOne:

@@ -14,14 +14,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// cgroupDir is where programs of demos run whose modules are attached to a cgroup, so that they see no others.
+// cgroupDir returns the cgroup of demos whose modules are attached to a cgroup, so that they affect no other programs.
 func cgroupDir() (string, error) {
 	mount, err := cgroup.Mount()
 	return filepath.Join(mount, "kerb-demo"), err
 }
 
-// enterCgroup moves this process, and thus its children, to a cgroup of the demo, below which the agent looks for
-// sockets.
+// enterCgroup moves this process, and thus its children, to a cgroup of the demo, below which the agent attaches
+// modules on sockets.
 func (d *demo) enterCgroup() error {
 	dir, err := cgroupDir()
 	if err != nil {
@@ -41,8 +41,8 @@ func moveInto(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 }
 
-// leaveCgroup moves this process back, or to the root if it cannot: the demo's cgroup cannot be removed while a process
-// is in it.
+// leaveCgroup moves this process back, or to the root if that fails: the demo's cgroup cannot be removed while a
+// process is in it.
 func (d *demo) leaveCgroup() error {
 	before := d.cgroupBefore
 	if before == "" {
@@ -65,7 +65,7 @@ func (d *demo) leaveCgroup() error {
 func removeCgroup() error {
 	dir, err := cgroupDir()
 	if err != nil {
-		return nil // there is no cgroup
+		return nil // the cgroup does not exist
 	}
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -22,8 +22,8 @@ import (
 	"github.com/kerb-edge/kerb/lib"
 )
 
-// controller is `kerb demo controller`: a control loop whose law is in the kernel, too.
-var controller = plot{
+// controller is `kerb demo controller`: a control loop whose law also runs in the kernel.
+var controller = scenario{
 	name:  "controller",
 	short: "An inverted pendulum that stays upright in a flood, and while its controller is stopped",
 	long: "A pendulum and its controller exchange a packet every millisecond. In a flood of messages to the " +
@@ -45,7 +45,7 @@ var controller = plot{
 
 const (
 	pendulumSeconds = 3
-	floodRate       = "50000" // LOG messages a second; the controller works on 5,000
+	floodRate       = "50000" // LOG messages per second; the controller can process 5,000
 )
 
 func (d *demo) stepPendulum(ctx context.Context) error {
@@ -65,7 +65,7 @@ func (d *demo) stepPendulum(ctx context.Context) error {
 	return d.compilePendulum(ctx)
 }
 
-// compilePendulum makes the example's programs in the demo's directory.
+// compilePendulum compiles the example's programs in the demo's directory.
 func (d *demo) compilePendulum(ctx context.Context) error {
 	clang, err := pkgs.FindClang(ctx, "")
 	if err != nil {
@@ -89,7 +89,7 @@ func (d *demo) compilePendulum(ctx context.Context) error {
 	return nil
 }
 
-// stepFlood has the controller receive by a socket, where states wait for LOG messages, or find no room.
+// stepFlood makes the controller receive through a socket, where states wait behind LOG messages, or are dropped.
 func (d *demo) stepFlood(ctx context.Context) error {
 	if err := d.startController(); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (d *demo) stepFloodAgain(ctx context.Context) error {
 	return d.kerb(ctx, "intercept", "classes", "pendulum")
 }
 
-// checkInFlood runs the plant while other sensors send LOG messages, before others as the plant does.
+// checkInFlood runs the plant while other sensors send LOG messages, with real-time priority like the plant.
 func (d *demo) checkInFlood(ctx context.Context, claim, want string) error {
 	d.command(fmt.Sprintf("sensors -r %s %s &", floodRate, d.box.Addr4()))
 	sensors, err := d.start(d.plant.Namespace, "sensors.log", "chrt", "-f", "1", filepath.Join(runDir, "sensors"), "-r",
@@ -160,7 +160,7 @@ func (d *demo) stepIntercept(ctx context.Context) error {
 	return d.checkPendulum(ctx, "with the controller the pendulum stays upright", "stood")
 }
 
-// checkPendulum runs the plant for a few seconds. It is before others, as the world is, which does not wait.
+// checkPendulum runs the plant for a few seconds with real-time priority, since a real plant does not wait.
 func (d *demo) checkPendulum(ctx context.Context, claim, want string) error {
 	d.command(fmt.Sprintf("plant -t %d %s", pendulumSeconds, d.box.Addr4()))
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)

@@ -32,7 +32,7 @@ func Command() *cobra.Command {
 		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			t := newTeller(cmd.OutOrStdout(), check)
+			t := newPrinter(cmd.OutOrStdout(), check)
 			if picture == "" {
 				return run(cmd.Context(), t, threeServices(keep && !check))
 			}
@@ -54,22 +54,22 @@ func Command() *cobra.Command {
 	return c
 }
 
-// plot describes a demo. needs maps required programs to Debian packages.
-type plot struct {
+// scenario describes a demo. needs maps required programs to Debian packages.
+type scenario struct {
 	name, short, long string
 	needs             map[string]string
 	steps             []step
 }
 
-func threeServices(keep bool) plot {
-	return plot{needs: map[string]string{"iperf3": "iperf3"}, steps: steps(keep)}
+func threeServices(keep bool) scenario {
+	return scenario{needs: map[string]string{"iperf3": "iperf3"}, steps: steps(keep)}
 }
 
 // fields are the demos of one field of use each.
-var fields = []plot{sign, rpl, mesh, controller}
+var fields = []scenario{sign, rpl, mesh, controller}
 
-// command is `kerb demo NAME`.
-func (p plot) command() *cobra.Command {
+// command returns `kerb demo NAME`.
+func (p scenario) command() *cobra.Command {
 	var check bool
 	c := &cobra.Command{
 		Use:     p.name,
@@ -78,7 +78,7 @@ func (p plot) command() *cobra.Command {
 		Example: "  kerb demo " + p.name + "\n  kerb demo " + p.name + " --check",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return run(cmd.Context(), newTeller(cmd.OutOrStdout(), check), p)
+			return run(cmd.Context(), newPrinter(cmd.OutOrStdout(), check), p)
 		},
 	}
 	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines")
@@ -87,11 +87,11 @@ func (p plot) command() *cobra.Command {
 
 var errInterrupted = errors.New("interrupted")
 
-// errChecks means that the demo went to its end and not everything was as it should be.
+// errChecks is the error of a complete demo with failed checks.
 var errChecks = errors.New("at least one check failed")
 
 // run runs a demo. It also cleans up after an error or an interrupt, and reports if that fails.
-func run(ctx context.Context, t *teller, p plot) error {
+func run(ctx context.Context, t *printer, p scenario) error {
 	if err := prerequisites(p.needs); err != nil {
 		return err
 	}
@@ -104,13 +104,13 @@ func run(ctx context.Context, t *teller, p plot) error {
 		return err
 	}
 	defer unlock()
-	d := &demo{teller: t, program: program, steps: p.steps}
+	d := &demo{printer: t, program: program, steps: p.steps}
 	err = d.play(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		err = errInterrupted
 	case err != nil:
-		d.tellLog()
+		d.showLog()
 	}
 	if e := d.end(); e != nil {
 		err = errors.Join(err, fmt.Errorf("cleaning up: %w", e))
@@ -144,8 +144,8 @@ type step struct {
 
 // play runs the steps in order until one cannot continue.
 func (d *demo) play(ctx context.Context) error {
-	d.cut = func() bool { return ctx.Err() != nil }
-	defer func() { d.cut = nil }()
+	d.interrupted = func() bool { return ctx.Err() != nil }
+	defer func() { d.interrupted = nil }()
 	for i, s := range d.steps {
 		if err := ctx.Err(); err != nil {
 			return err

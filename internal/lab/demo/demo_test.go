@@ -24,13 +24,13 @@ import (
 
 // make demo-check tests the demo as a whole; these tests cover code that a successful run does not execute.
 
-func TestAFailedCheckIsToldAndCounted(t *testing.T) {
+func TestAFailedCheckIsPrintedAndCounted(t *testing.T) {
 	var out strings.Builder
-	teller := newTeller(&out, false)
-	teller.check("two and two are four", true, "%d", 4)
-	teller.check("two and two are five", false, "%d", 4)
-	teller.progress("never shown")
-	teller.summary(nil)
+	printer := newPrinter(&out, false)
+	printer.check("two and two are four", true, "%d", 4)
+	printer.check("two and two are five", false, "%d", 4)
+	printer.progress("never shown")
+	printer.summary(nil)
 	want := "  ok  two and two are four\n  FAILED\n    expected: two and two are five\n    seen:     4\n\n1 passed, 1 " +
 		"failed in 0 s\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
@@ -40,7 +40,7 @@ func TestAFailedCheckIsToldAndCounted(t *testing.T) {
 
 func TestAnErrorCountsAsAFailure(t *testing.T) {
 	var out strings.Builder
-	newTeller(&out, true).summary(errors.New("no network"))
+	newPrinter(&out, true).summary(errors.New("no network"))
 	if !strings.Contains(out.String(), "0 passed, 1 failed") {
 		t.Errorf("summary: %q", out.String())
 	}
@@ -50,7 +50,7 @@ func TestAnErrorCountsAsAFailure(t *testing.T) {
 func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
 	var out strings.Builder
 	ctx, interrupt := context.WithCancel(t.Context())
-	d := &demo{teller: newTeller(&out, true)}
+	d := &demo{printer: newPrinter(&out, true)}
 	d.steps = []step{{"cut off", func(d *demo, _ context.Context) error {
 		d.check("before", false, "")
 		interrupt()
@@ -77,7 +77,7 @@ func TestAWaitEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// alone skips the test where it cannot use the names of a demo.
+// alone skips the test if another demo uses the names.
 func alone(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -106,8 +106,8 @@ func TestTheCgroupIsLeft(t *testing.T) {
 	}
 	for name, back := range map[string]string{"back": before, "where it was is gone": before + "-gone"} {
 		t.Run(name, func(t *testing.T) {
-			d := &demo{teller: newTeller(io.Discard, true)}
-			t.Cleanup(func() { // also of a test that has failed
+			d := &demo{printer: newPrinter(io.Discard, true)}
+			t.Cleanup(func() { // also after a failed test
 				if err := errors.Join(moveInto(before), removeCgroup()); err != nil {
 					t.Error(err)
 				}
@@ -129,8 +129,8 @@ func TestTheCgroupIsLeft(t *testing.T) {
 // Pinned programs are checked at the end; a demo without pinned programs is an error.
 func TestProgramsAreNoted(t *testing.T) {
 	alone(t)
-	d := &demo{teller: newTeller(io.Discard, true)}
-	if err := d.notePrograms(); err == nil {
+	d := &demo{printer: newPrinter(io.Discard, true)}
+	if err := d.recordPrograms(); err == nil {
 		t.Error("no error without pins")
 	}
 	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL",
@@ -152,7 +152,7 @@ func TestProgramsAreNoted(t *testing.T) {
 	if err := p.Pin(filepath.Join(dir, "program")); err != nil {
 		t.Skip(err)
 	}
-	if err := d.notePrograms(); err != nil || !d.programs[uint32(id)] || len(d.programs) != 1 {
+	if err := d.recordPrograms(); err != nil || !d.programs[uint32(id)] || len(d.programs) != 1 {
 		t.Errorf("%v, %v, want program %d", d.programs, err, id)
 	}
 }
@@ -179,7 +179,7 @@ func TestExcerpt(t *testing.T) {
 	}
 }
 
-func TestWhatACommandSaid(t *testing.T) {
+func TestErrorOfACommand(t *testing.T) {
 	err := errors.New("kerb apply -f x: exit status 2: kerb: Module fw: spec.config.rules[1].dstPort: wrong")
 	if got, want := said(err), "kerb: Module fw: spec.config.rules[1].dstPort: wrong\n"; got != want {
 		t.Errorf("said %q, want %q", got, want)
@@ -216,14 +216,14 @@ func TestThePrintedEnvironmentFindsKerb(t *testing.T) {
 
 func TestPicture(t *testing.T) {
 	r := &recorder{Writer: io.Discard, started: time.Now()}
-	teller := newTeller(r, false)
-	teller.terminal = true
-	teller.command("kerb module list <all>")
-	teller.progress("never drawn")
-	teller.endProgress()
-	teller.check(strings.Repeat("w", 2*pictureColumns), true, "")
+	printer := newPrinter(r, false)
+	printer.terminal = true
+	printer.command("kerb module list <all>")
+	printer.progress("never drawn")
+	printer.endProgress()
+	printer.check(strings.Repeat("w", 2*pictureColumns), true, "")
 	for range pictureRows {
-		teller.say("line")
+		printer.say("line")
 	}
 	path := filepath.Join(t.TempDir(), "demo.svg")
 	if err := writePicture(path, "demo", r.lines); err != nil {

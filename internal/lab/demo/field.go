@@ -13,9 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// What the demos of one field share: their steps begin with a network of their own and stepAgent.
+// Common steps of the demos of one field: they start with a network of their own and stepAgent.
 
-// host makes one on the network. The examples' addresses are those for documents.
+// host adds a host to the network. The examples' addresses are documentation addresses.
 func (d *demo) host(name, addr4, addr6 string) (*netlab.Host, error) {
 	return d.lab.Host(name, netlab.HostOptions{Addr4: netip.MustParsePrefix(addr4), Addr6: netip.MustParsePrefix(addr6)})
 }
@@ -47,9 +47,9 @@ func (d *demo) killAgent() error {
 	return d.agent.stop(syscall.SIGKILL)
 }
 
-// purge removes the modules, without an agent.
+// purge removes the modules without an agent.
 func (d *demo) purge(ctx context.Context) error {
-	if err := d.notePrograms(); err != nil {
+	if err := d.recordPrograms(); err != nil {
 		return err
 	}
 	return d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml")

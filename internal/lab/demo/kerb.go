@@ -61,7 +61,7 @@ func (d *demo) quietly(ctx context.Context, args ...string) (string, error) {
 	return stdout.String(), nil
 }
 
-// write puts a file into the demo's directory and shows it.
+// write writes a file to the demo's directory and shows it.
 func (d *demo) write(name, text string) error {
 	if err := os.WriteFile(filepath.Join(runDir, name), []byte(text), 0o644); err != nil {
 		return err
@@ -86,10 +86,10 @@ func ask(ctx context.Context, path string, into any) error {
 	return client.New(socketPath).Call(ctx, http.MethodGet, path, nil, into)
 }
 
-// hooks is where which program runs: "kdemo0 tc-ingress" to program id.
+// hooks maps hooks to the programs that run there: "kdemo0 tc-ingress" to a program id.
 type hooks map[string]uint32
 
-// hooks reads the programs that run, and remembers them for the end.
+// hooks reads the running programs, and records them for the final check.
 func (d *demo) hooks(ctx context.Context) (hooks, error) {
 	var services []v1.Service
 	if err := ask(ctx, "/v1/services", &services); err != nil {
@@ -103,7 +103,7 @@ func (d *demo) hooks(ctx context.Context) (hooks, error) {
 		for _, link := range s.Status.Links {
 			for _, h := range link.Hooks {
 				found[link.Interface+" "+h.Hook] = h.Program
-				d.noteProgram(h.Program)
+				d.recordProgram(h.Program)
 			}
 		}
 	}
@@ -157,7 +157,7 @@ func ruleHits(ctx context.Context, rule string) (uint64, error) {
 	return metric(ctx, "kerb_firewall_rule_packets_total", map[string]string{"rule": rule})
 }
 
-// metric adds up the counters of a family that have all the labels.
+// metric sums the counters of a family that have all the labels.
 func metric(ctx context.Context, family string, labels map[string]string) (uint64, error) {
 	body, err := client.New(socketPath).Stream(ctx, "/metrics")
 	if err != nil {
@@ -191,8 +191,8 @@ func hasLabels(m *dto.Metric, want map[string]string) bool {
 	return true
 }
 
-// tellLog shows the end of the agent's log, for a demo that could not continue.
-func (d *demo) tellLog() {
+// showLog shows the end of the agent's log, for a demo that could not continue.
+func (d *demo) showLog() {
 	data, err := os.ReadFile(logFile)
 	if err != nil || len(data) == 0 {
 		return

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// agentConfig keeps the demo's agent away from the machine's.
+// agentConfig separates the demo's agent from the machine's.
 var agentConfig = fmt.Sprintf("paths: {state: %s, run: %s, bpf: %s}\n", stateIn, runDir, pinsIn)
 
-// counterYAML is a counter on every service. order is empty or a line of the spec.
+// counterYAML returns a counter on every service. order is empty or a line of the spec.
 func counterYAML(order string) string {
 	if order != "" {
 		order = "\n  " + order

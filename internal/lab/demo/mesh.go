@@ -14,7 +14,7 @@ import (
 )
 
 // mesh is `kerb demo mesh`: connections within a node skip the network stack.
-var mesh = plot{
+var mesh = scenario{
 	name:  "mesh",
 	short: "Connections between services of a node bypass the network stack, with Redis",
 	long: "Two services on a bridge, redis-server and redis-benchmark. The accelerator moves their messages from " +
@@ -100,7 +100,7 @@ func (d *demo) stepAccelerate(ctx context.Context) error {
 	if err := d.applyExample(ctx, "accelerator.yaml"); err != nil {
 		return err
 	}
-	// The first connections of a program use TCP until the agent has seen the program.
+	// The first connections of a program use TCP until the agent has detected the program.
 	err := d.await(ctx, "an accelerated connection", func() error {
 		out, err := d.app.Command(ctx, "redis-benchmark", "-h", d.cache.Addr4().String(), "-t", "get", "-c", "1", "-n",
 			"1000", "-q").CombinedOutput()

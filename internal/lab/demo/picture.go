@@ -25,7 +25,7 @@ type recorder struct {
 
 type printed struct {
 	at   time.Duration
-	text string // with the escape sequences of teller.paint
+	text string // with the escape sequences of printer.paint
 }
 
 func (r *recorder) Write(b []byte) (int, error) {
@@ -43,14 +43,14 @@ func (r *recorder) Write(b []byte) (int, error) {
 	return r.Writer.Write(b)
 }
 
-// The picture shows a terminal of so many rows and columns, in pixels of the SVG's own scale.
+// The picture shows a terminal with this number of rows and columns, in pixels of the SVG's own scale.
 const (
 	pictureRows, pictureColumns = 26, 112
 	rowHeight, columnWidth      = 17.0, 7.23
 	margin                      = 14.0
 )
 
-// Nothing of the picture waits longer than maxPause for its next line, and a line is shown for at least minPause.
+// Pauses before a line are shortened to maxPause, and a line is shown for at least minPause.
 const minPause, maxPause = 60 * time.Millisecond, 900 * time.Millisecond
 
 const pictureHead = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">
@@ -68,7 +68,8 @@ text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mon
 <svg x="%.0f" y="%.0f" width="%.0f" height="%.0f" xml:space="preserve"><g class="all">
 `
 
-// writePicture draws the lines as an animated SVG: a terminal in which they appear as they did, long pauses shortened.
+// writePicture draws the lines as an animated SVG: a terminal in which they appear with the recorded timing, long
+// pauses shortened.
 func writePicture(path, title string, lines []printed) error {
 	var scroll, body strings.Builder
 	times, total := shorten(lines)
@@ -93,7 +94,7 @@ func writePicture(path, title string, lines []printed) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// shorten returns when each line appears, and when the last one has been there for a moment.
+// shorten returns the time of each line, and the total duration with a final pause.
 func shorten(lines []printed) (times []time.Duration, total time.Duration) {
 	var before time.Duration
 	for _, l := range lines {
@@ -105,7 +106,7 @@ func shorten(lines []printed) (times []time.Duration, total time.Duration) {
 
 var escape = regexp.MustCompile("\x1b\\[([0-9]*)[mK]")
 
-// clip cuts a line that is wider than the picture, not counting escape sequences.
+// clip truncates a line that is wider than the picture, not counting escape sequences.
 func clip(line string) string {
 	var out strings.Builder
 	columns := 0
@@ -124,7 +125,7 @@ func clip(line string) string {
 	return out.String()
 }
 
-// spans turns escape sequences into elements of SVG.
+// spans converts escape sequences to SVG elements.
 func spans(line string) string {
 	class := map[string]string{bold: "bold", dim: "dim", red: "red", green: "green", cyan: "cyan"}
 	var out strings.Builder

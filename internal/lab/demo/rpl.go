@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/models"
 )
 
-// rpl is `kerb demo rpl`: an attacker in a sensor network is found by a model in the kernel.
-var rpl = plot{
+// rpl is `kerb demo rpl`: a model in the kernel detects an attacker in a sensor network.
+var rpl = scenario{
 	name:  "rpl",
 	short: "A flooding node of a sensor network, found by a model in the kernel",
 	long: "A border router receives 20 s of a simulated RPL network of six nodes, one of which floods it from the " +

@@ -16,7 +16,7 @@ import (
 )
 
 // sign is `kerb demo sign`: requests of cars are answered in the kernel.
-var sign = plot{
+var sign = scenario{
 	name:  "sign",
 	short: "A road sign whose requests are answered in the kernel",
 	long: "Two network namespaces, a road sign and cars. First its user-space server replies, then the responder module " +
@@ -34,10 +34,10 @@ const (
 	signAddress = "192.0.2.1"
 	signPort    = 8080
 	signAsks    = 20
-	askEvery    = 50 * time.Millisecond // two messages: the sign's sourceRate is 50 a second
+	askEvery    = 50 * time.Millisecond // two messages each: the sign's sourceRate is 50 per second
 )
 
-// signs are the parties of the demo.
+// signs are the participants of the demo.
 type signs struct {
 	cars   net.Conn // from their namespace to the sign
 	server *server.Server
@@ -68,7 +68,7 @@ func (d *demo) stepSign(context.Context) error {
 	return d.askSign("its server", signAsks, true)
 }
 
-// serveSign runs the ordinary server, which does not know of Kerb.
+// serveSign runs the ordinary server, which is unaware of Kerb.
 func (d *demo) serveSign() error {
 	var conn *net.UDPConn
 	err := d.node.Do(func() (err error) {
@@ -83,13 +83,13 @@ func (d *demo) serveSign() error {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = d.sign.server.Serve(ctx, conn) // what it does not answer is seen
+		_ = d.sign.server.Serve(ctx, conn) // unanswered requests show up in the checks
 	}()
 	d.closers = append(d.closers, func() { cancel(); <-ended })
 	return nil
 }
 
-// askSign has cars ask and leave again, and checks who answered.
+// askSign makes cars subscribe and leave, and checks which side answered.
 func (d *demo) askSign(who string, n int, byServer bool) error {
 	before := d.sign.server.Totals().Answered
 	var took []time.Duration
@@ -119,7 +119,7 @@ const (
 	opOutOfRange = 5
 )
 
-// getLimit asks as a car that comes, and leaves. took is the time to the answer.
+// getLimit queries the limit like an arriving car, and leaves. took is the time to the answer.
 func (d *demo) getLimit() (limit uint32, took time.Duration, err error) {
 	message, start := make([]byte, 8), time.Now()
 	binary.BigEndian.PutUint32(message, opGet)

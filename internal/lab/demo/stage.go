@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Everything that the demo creates is in these places, or in namespaces with this prefix.
+// Everything that the demo creates is in these directories, or in namespaces with this prefix.
 const (
 	prefix  = "kdemo"
 	runDir  = "/run/kerb-demo"
@@ -40,8 +40,8 @@ var (
 
 // demo is one run.
 type demo struct {
-	*teller
-	program string // kerb
+	*printer
+	program string // path of kerb
 	steps   []step
 
 	lab                *netlab.Lab
@@ -55,12 +55,12 @@ type demo struct {
 	box, plant         *netlab.Host
 	controller         *process
 	law                string
-	config             string // of the agent, beyond agentConfig
-	cgroupBefore       string // empty: that of the demo was not entered
+	config             string // of the agent, in addition to agentConfig
+	cgroupBefore       string // empty: the demo's cgroup was not entered
 	requests           *requests
 	stream             *stream
-	mounted            bool            // bpffs, by us
-	programs           map[uint32]bool // ids of all programs seen, to look for at the end
+	mounted            bool            // bpffs was mounted by the demo
+	programs           map[uint32]bool // ids of all programs seen, for the final check
 }
 
 // onlyDemo prevents a second demo from removing the first. The kernel releases the name when the process ends.
@@ -102,7 +102,7 @@ func (d *demo) sweep() ([]string, error) {
 	return found, errors.Join(err, netlab.Sweep(prefix), removeFiles())
 }
 
-// purgeLeftPins runs kerb purge where the interfaces of the killed demo are, or where no interfaces are at all.
+// purgeLeftPins runs kerb purge in the namespace with the interfaces of the killed demo, or in one without interfaces.
 func (d *demo) purgeLeftPins() error {
 	in := []string{"unshare", "--net", "--"}
 	node := nodeNS
@@ -119,19 +119,19 @@ func (d *demo) purgeLeftPins() error {
 	return removeIfExists(pinsIn)
 }
 
-// leftovers are files and namespaces of a demo.
+// leftovers returns files and namespaces of a demo.
 func leftovers() []string {
 	var found []string
 	cgroup, err := cgroupDir()
 	if err != nil {
-		cgroup = runDir // there is none
+		cgroup = runDir // it does not exist
 	}
 	for _, path := range slices.Compact([]string{runDir, cgroup, stateIn, pinsIn}) {
 		if _, err := os.Stat(path); err == nil {
 			found = append(found, path)
 		}
 	}
-	names, _ := filepath.Glob("/run/netns/" + prefix + "-*") // the pattern is right
+	names, _ := filepath.Glob("/run/netns/" + prefix + "-*") // cannot fail: the pattern is valid
 	return append(found, names...)
 }
 
@@ -147,7 +147,7 @@ func removeIfExists(dir string) error {
 	return nil
 }
 
-// clear removes what an earlier demo left, and makes an empty network. gateway: its bridge has addresses.
+// clear removes leftovers of an earlier demo, and creates an empty network. With gateway, its bridge has addresses.
 func (d *demo) clear(gateway bool) error {
 	found, err := d.sweep()
 	if err != nil {
@@ -188,7 +188,7 @@ func (d *demo) build(ctx context.Context) error {
 	return d.await(ctx, "the services", d.servicesAnswer)
 }
 
-// servicesAnswer returns why a service does not, yet.
+// servicesAnswer returns an error for a service that does not answer yet.
 func (d *demo) servicesAnswer() error {
 	for _, address := range []string{d.at(d.web, 8080), d.at(d.web, 9090), d.at(d.iperf, 5201)} {
 		c, err := dialIn(d.client.Namespace, "tcp", address, time.Second)
@@ -204,7 +204,7 @@ func (d *demo) at(h *netlab.Host, port uint16) string {
 	return fmt.Sprintf("%s:%d", h.Addr4(), port)
 }
 
-// await asks until the answer is no error, or ctx ends.
+// await polls until ask returns no error, or ctx ends.
 func (d *demo) await(ctx context.Context, what string, ask func() error) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
@@ -221,14 +221,14 @@ func (d *demo) await(ctx context.Context, what string, ask func() error) error {
 	}
 }
 
-// process is a running child whose end is known.
+// process is a running child process and its result.
 type process struct {
 	*exec.Cmd
 	ended chan struct{}
 }
 
-// start runs a program in a namespace, its output in a file. It dies with the demo, and does not get the terminal's
-// Ctrl-C.
+// start runs a program in a namespace, with its output in a file. It is killed with the demo, and does not receive the
+// terminal's Ctrl-C.
 func (d *demo) start(ns *netlab.Namespace, log, program string, args ...string) (*process, error) {
 	f, err := os.OpenFile(filepath.Join(runDir, log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -250,7 +250,7 @@ func (d *demo) start(ns *netlab.Namespace, log, program string, args ...string) 
 
 // stop sends a signal and waits for the end.
 func (p *process) stop(signal syscall.Signal) error {
-	_ = p.Process.Signal(signal) // may have ended by itself
+	_ = p.Process.Signal(signal) // it may have ended already
 	select {
 	case <-p.ended:
 		return nil
@@ -259,7 +259,7 @@ func (p *process) stop(signal syscall.Signal) error {
 	}
 }
 
-// end removes everything, however far the demo came, and makes sure that it is gone.
+// end removes everything, also after an incomplete run, and checks that it is gone.
 func (d *demo) end() error {
 	if d.lab == nil {
 		return errors.Join(d.leaveCgroup(), removeFiles(), d.unmount())
@@ -273,13 +273,13 @@ func (d *demo) end() error {
 		err = d.agent.stop(syscall.SIGTERM)
 	}
 	if _, e := os.Stat(pinsIn); e == nil {
-		_ = d.notePrograms() // there may be none any more
+		_ = d.recordPrograms() // there may be none any more
 		err = errors.Join(err, d.purgeLeftPins())
 	}
 	err = errors.Join(err, d.lab.Close(), d.leaveCgroup(), removeFiles(), d.unmount())
 	found := append(leftovers(), d.programsLeft()...)
 	claim := "nothing is left: no namespace, no file, no pin"
-	if len(d.programs) > 0 { // else none was there to be looked for
+	if len(d.programs) > 0 { // otherwise there are none to check
 		claim += ", no program"
 	}
 	d.check(claim, len(found) == 0 && err == nil, "%v %v", found, err)

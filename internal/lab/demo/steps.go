@@ -52,7 +52,7 @@ func (d *demo) stepBuild(ctx context.Context) error {
 	return nil
 }
 
-// askWeb makes one request, with much patience.
+// askWeb makes one request, with a long timeout.
 func (d *demo) askWeb(port uint16) error {
 	return get(webClient(d.client.Namespace, requestLimit), "http://"+d.at(d.web, port)+"/")
 }
@@ -135,7 +135,7 @@ func (d *demo) stepTraffic(ctx context.Context) error {
 	if d.stream, err = d.streamTo(d.iperf); err != nil {
 		return err
 	}
-	d.requests = askAgainAndAgain(d.client.Namespace, "http://"+d.at(d.web, 8080)+"/")
+	d.requests = startRequests(d.client.Namespace, "http://"+d.at(d.web, 8080)+"/")
 	d.watch(ctx, 3*time.Second)
 	if err := d.kerb(ctx, "top", "--count", "1"); err != nil {
 		return err
@@ -144,11 +144,11 @@ func (d *demo) stepTraffic(ctx context.Context) error {
 		in, err := counted(ctx, service, "ingress", "tcp")
 		d.check(fmt.Sprintf("the counter saw TCP packets to %s: %d", service, in), in > 0, "%d %v", in, err)
 	}
-	d.checkTraffic(tally{}, 0)
+	d.checkTraffic(requestCounts{}, 0)
 	return nil
 }
 
-// stepFirewall closes one port under traffic, and checks that connections to the other one did not notice.
+// stepFirewall closes one port under traffic, and checks that connections to the other one were not affected.
 func (d *demo) stepFirewall(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
 	drops, err := dropped(ctx, "fw")
@@ -182,7 +182,7 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	return err
 }
 
-// trace follows one packet through the chain of a service, while requests are made that are such packets.
+// trace follows one packet through the chain of a service, while matching requests are made.
 func (d *demo) trace(ctx context.Context, service string, port uint16, want string) error {
 	args := []string{"trace", "--service", service, "--port", fmt.Sprint(port), "--count", "1", "--for", "1m"}
 	d.command("kerb " + strings.Join(args, " "))
@@ -194,7 +194,7 @@ func (d *demo) trace(ctx context.Context, service string, port uint16, want stri
 		ended <- err
 	}()
 	for {
-		_ = d.askClosed(port) // for the packets; the answer is not what matters
+		_ = d.askClosed(port) // only sends the packets
 		select {
 		case err := <-ended:
 			d.show(out)
@@ -230,8 +230,8 @@ func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) erro
 
 const probes = 10
 
-// probeAndCount sends datagrams that no rule allows and returns how many more the counter and the firewall's drops
-// show.
+// probeAndCount sends datagrams that no rule allows and returns the increases of the counter and of the firewall's
+// drops.
 func (d *demo) probeAndCount(ctx context.Context) (seen, denied uint64, err error) {
 	seenBefore, deniedBefore, err := seenAndDenied(ctx)
 	if err != nil {
@@ -332,7 +332,7 @@ func (d *demo) stepKill(ctx context.Context) error {
 	}
 	var hits uint64
 	var is hooks
-	// The agent is ready before it has found its modules again.
+	// The agent is ready before it has adopted its modules.
 	hitsErr := d.await(ctx, "what ran before", func() (err error) {
 		if is, err = d.hooks(ctx); err == nil {
 			hits, err = ruleHits(ctx, "web")
@@ -395,7 +395,7 @@ func (d *demo) stepMetrics(ctx context.Context) error {
 	return nil
 }
 
-// excerpt takes at most three lines of each family, and none of those at zero, until there are enough.
+// excerpt returns at most three lines of each family, without zeros, up to a limit.
 func excerpt(lines []string, enough int) []string {
 	taken := map[string]int{}
 	var out []string
@@ -438,7 +438,7 @@ func mean(values []float64) (m float64) {
 	return m
 }
 
-// environment is the shell command after which kerb is this program, and speaks with the agent of the demo.
+// environment returns the shell command after which kerb is this program, and connects to the demo's agent.
 func environment(program string) string {
 	return fmt.Sprintf("export PATH='%s':$PATH KERB_SOCKET=%s", filepath.Dir(program), socketPath)
 }

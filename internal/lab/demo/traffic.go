@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// dialIn connects from a namespace. The address has no names to look up.
+// dialIn connects from a namespace. The address must be numeric.
 func dialIn(ns *netlab.Namespace, network, address string, timeout time.Duration) (net.Conn, error) {
 	var c net.Conn
 	err := ns.Do(func() (err error) {
@@ -28,7 +28,7 @@ func dialIn(ns *netlab.Namespace, network, address string, timeout time.Duration
 	return c, err
 }
 
-// webClient asks from a namespace, each request on a connection of its own.
+// webClient sends requests from a namespace, each on a new connection.
 func webClient(ns *netlab.Namespace, timeout time.Duration) *http.Client {
 	return &http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -53,7 +53,7 @@ func get(c *http.Client, url string) error {
 	return nil
 }
 
-// requests asks a web server again and again, and counts.
+// requests polls a web server, and counts the results.
 type requests struct {
 	client *http.Client
 	url    string
@@ -71,7 +71,7 @@ const (
 	requestLimit = 30 * time.Second
 )
 
-func askAgainAndAgain(ns *netlab.Namespace, url string) *requests {
+func startRequests(ns *netlab.Namespace, url string) *requests {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &requests{client: webClient(ns, requestLimit), url: url, cancel: cancel, done: make(chan struct{})}
 	go r.run(ctx)
@@ -105,17 +105,17 @@ func (r *requests) count(err error, took time.Duration) {
 	r.slowest = max(r.slowest, took)
 }
 
-// tally is answered and lost requests so far.
-type tally struct {
+// requestCounts are the answered and lost requests so far.
+type requestCounts struct {
 	answered, lost int
 	slowest        time.Duration
-	last           error // of the last one that was lost
+	last           error // of the last lost request
 }
 
-func (r *requests) tally() tally {
+func (r *requests) tally() requestCounts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return tally{r.answered, r.lost, r.slowest, r.last}
+	return requestCounts{r.answered, r.lost, r.slowest, r.last}
 }
 
 func (r *requests) stop() {
@@ -131,7 +131,7 @@ type stream struct {
 	rates []float64 // Mbit/s, by second
 }
 
-// streamRate is gentle enough for a small machine that has other things to do.
+// streamRate is low enough for a small, busy machine.
 const streamRate = "300M"
 
 var rateLine = regexp.MustCompile(`-\s*[0-9.]+\s+sec\s.*\s([0-9.]+) Mbits/sec`)
@@ -157,7 +157,7 @@ func (s *stream) read(out io.Reader) {
 	_ = s.process.Wait()
 }
 
-// parse takes the rate out of each line that has one.
+// parse extracts the rate from each line that has one.
 func (s *stream) parse(out io.Reader) {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		if found := rateLine.FindStringSubmatch(lines.Text()); found != nil {
@@ -175,7 +175,7 @@ func (s *stream) add(rate float64) {
 	s.rates = append(s.rates, rate)
 }
 
-// seconds are the rates so far.
+// seconds returns the rates so far.
 func (s *stream) seconds() []float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +193,7 @@ func (d *demo) stopTraffic() {
 	}
 }
 
-// watch lets traffic flow for a while, and prints it.
+// watch lets traffic flow for a while, and prints the rates.
 func (d *demo) watch(ctx context.Context, duration time.Duration) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -216,8 +216,8 @@ func (d *demo) watch(ctx context.Context, duration time.Duration) {
 	}
 }
 
-// checkTraffic compares with before: requests went on without a loss, and the stream flowed in every second.
-func (d *demo) checkTraffic(before tally, secondsBefore int) {
+// checkTraffic compares with before: no request was lost in the meantime, and the stream flowed in every second.
+func (d *demo) checkTraffic(before requestCounts, secondsBefore int) {
 	now := d.requests.tally()
 	d.check(fmt.Sprintf("%d requests were answered during this step, none lost", now.answered-before.answered),
 		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered,
@@ -237,7 +237,7 @@ func (d *demo) checkTraffic(before tally, secondsBefore int) {
 		"%v Mbit/s", seconds)
 }
 
-// probe sends datagrams that the firewall is to drop.
+// probe sends datagrams that the firewall should drop.
 func (d *demo) probe(to *netlab.Host, port uint16, n int) error {
 	c, err := dialIn(d.client.Namespace, "udp", d.at(to, port), time.Second)
 	if err != nil {

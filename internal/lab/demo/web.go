@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// webCommand is the web service of the demo: the same small answer on every port.
+// webCommand returns the web service of the demo, with the same small response on every port.
 func webCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "web PORT...",

@@ -27,7 +27,7 @@ import (
 // Depot is a registry with an author.
 type Depot struct {
 	Address string
-	Content http.Handler // the registry's
+	Content http.Handler // of the registry
 
 	ns     *netlab.Namespace
 	agent  *node.Node
@@ -88,7 +88,7 @@ func (d *Depot) Kerb(args ...string) ([]byte, error) {
 
 var versionLine = regexp.MustCompile(`(?m)^version:.*$`)
 
-// Push pushes a package made of files with a version, and returns its reference with the digest.
+// Push pushes a package of files with a version, and returns its reference with the digest.
 func (d *Depot) Push(source fs.FS, repository, version string, signed bool) (string, error) {
 	dir := filepath.Join(d.dir, filepath.Base(repository)+"-"+version)
 	if err := os.CopyFS(dir, source); err != nil && !os.IsExist(err) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-const linux517 = 5<<16 | 17<<8 // has reasons of drops
+const linux517 = 5<<16 | 17<<8 // the first kernel with drop reasons
 
 // Shown returns why the kernel does not report dropped packets, or nil if it does.
 func Shown() error {

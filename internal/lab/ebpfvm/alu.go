@@ -11,7 +11,7 @@ func signed(n uint64, width int) uint64 {
 	return uint64(int64(n<<shift) >> shift)
 }
 
-// alu computes an instruction of the arithmetic classes.
+// alu executes an instruction of the arithmetic classes.
 func alu(i instruction, wide bool, a, b uint64) uint64 {
 	if i.op&0xf0 == 0xd0 {
 		return swap(i, wide, a)
@@ -60,7 +60,7 @@ func alu(i instruction, wide bool, a, b uint64) uint64 {
 	return n
 }
 
-// divide returns a quotient or a remainder. Nothing is undefined: x/0 is 0, x%0 is x.
+// divide returns a quotient or a remainder. All inputs are defined: x/0 is 0, x%0 is x.
 func divide(remainder, isSigned bool, width int, a, b uint64) uint64 {
 	if b == 0 {
 		if remainder {
@@ -75,7 +75,7 @@ func divide(remainder, isSigned bool, width int, a, b uint64) uint64 {
 		return a / b
 	}
 	x, y := int64(signed(a, width)), int64(signed(b, width))
-	if y == -1 { // the lowest number has no opposite
+	if y == -1 { // the negation of the minimum overflows
 		if remainder {
 			return 0
 		}
@@ -87,7 +87,7 @@ func divide(remainder, isSigned bool, width int, a, b uint64) uint64 {
 	return uint64(x / y)
 }
 
-// swap changes the order of bytes: to little endian (0), to big endian (8), or, in the wide class, always.
+// swap converts the byte order: to little endian (0), to big endian (8), or, in the 64-bit class, always.
 func swap(i instruction, wide bool, a uint64) uint64 {
 	turn := wide || i.op&8 != 0
 	if bigEndian {
@@ -142,7 +142,7 @@ func compare(op uint8, wide bool, a, b uint64) bool {
 	return false
 }
 
-// atomic runs an instruction of BPF_ATOMIC.
+// atomic executes an instruction of BPF_ATOMIC.
 func (v *VM) atomic(i instruction, address uint64, reg *[11]uint64) {
 	size := sizeOf(i.op)
 	old, operand := v.load(address, size), reg[i.src]
@@ -171,7 +171,7 @@ func (v *VM) atomic(i instruction, address uint64, reg *[11]uint64) {
 		fail("%w: atomic %#x", errInstruction, i.imm)
 	}
 	v.store(address, size, n)
-	if i.imm&1 != 0 && i.imm&^1 != 0xf0 { // the old value is wanted
+	if i.imm&1 != 0 && i.imm&^1 != 0xf0 { // BPF_FETCH: returns the old value
 		reg[i.src] = old
 	}
 }

@@ -47,7 +47,7 @@ func TestArithmeticLikeKernel(t *testing.T) {
 	}
 }
 
-// arithmetic is a program that loads registers from the packet, computes, and writes them back.
+// arithmetic returns a program that loads registers from the packet, computes, and writes them back.
 func arithmetic(random *rand.Rand) asm.Instructions {
 	code := asm.Instructions{
 		asm.LoadMem(asm.R6, asm.R1, 0, asm.Word),

@@ -59,7 +59,7 @@ func TestExecuted(t *testing.T) {
 	}
 }
 
-// Functions of the kernel that a program asks for are there, if they are.
+// Kernel functions that a program tests for exist in the VM if the kernel has them.
 func TestKernelFunctions(t *testing.T) {
 	if _, err := btf.LoadKernelSpec(); err != nil {
 		t.Skip(err)

@@ -13,7 +13,7 @@ import (
 
 const loopbackMTU = 65536
 
-// helper calls a function of the kernel by its number.
+// helper calls a BPF helper by its number.
 func (v *VM) helper(at *int, fn asm.BuiltinFunc, a [5]uint64) uint64 {
 	v.result.Helpers[fn.String()]++
 	if f := helpers[fn]; f != nil {
@@ -35,20 +35,20 @@ func (v *VM) helper(at *int, fn asm.BuiltinFunc, a [5]uint64) uint64 {
 
 type function = func(v *VM, a [5]uint64) uint64
 
-// helpers are those that need nothing but their arguments. Locks and timers have nothing to do here.
+// helpers are those that need only their arguments. Locks and timers are no-ops.
 var helpers = map[asm.BuiltinFunc]function{
 	asm.FnSpinLock:          nothing,
 	asm.FnSpinUnlock:        nothing,
 	asm.FnTimerInit:         nothing,
 	asm.FnTimerSetCallback:  nothing,
 	asm.FnTimerStart:        nothing,
-	asm.FnUserRingbufDrain:  nothing, // of a ring without messages
-	asm.FnRingbufQuery:      nothing, // of a ring without records
+	asm.FnUserRingbufDrain:  nothing, // the ring has no messages
+	asm.FnRingbufQuery:      nothing, // the ring has no records
 	asm.FnKtimeGetNs:        func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Now },
 	asm.FnKtimeGetCoarseNs:  func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Coarse },
 	asm.FnJiffies64:         func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Jiffies },
 	asm.FnGetSmpProcessorId: func(v *VM, _ [5]uint64) uint64 { return uint64(v.in.CPU) },
-	// of a table that is empty, as that of a chain without a timed copy: it returns
+	// the table is empty, like that of a chain without a timed copy: the call fails, and the program continues
 	asm.FnTailCall:             func(*VM, [5]uint64) uint64 { return errno(unix.ENOENT) },
 	asm.FnGetPrandomU32:        func(v *VM, _ [5]uint64) uint64 { return uint64(v.in.Random) },
 	asm.FnGetCurrentPidTgid:    processID,
@@ -92,10 +92,10 @@ func processID(*VM, [5]uint64) uint64 {
 	return uint64(os.Getpid())<<32 | uint64(unix.Gettid())
 }
 
-// kfunc calls a function of the kernel by its name.
+// kfunc calls a kernel function by its name.
 func (v *VM) kfunc(name string, a [5]uint64) uint64 {
 	switch name {
-	case "bpf_cast_to_kern_ctx": // the kernel makes it a move
+	case "bpf_cast_to_kern_ctx": // a move in the kernel
 		return v.kernel.address
 	case "bpf_xdp_pull_data":
 		v.result.Helpers[name]++
@@ -156,7 +156,7 @@ func (v *VM) ringbufReserve(a [5]uint64) uint64 {
 	return v.newRegion("a record of "+v.tableAt(a[0]).name, make([]byte, a[1])).address
 }
 
-// noTunnelKey is bpf_skb_get_tunnel_key for a packet that came out of no tunnel.
+// noTunnelKey is bpf_skb_get_tunnel_key for a packet without tunnel metadata.
 func (v *VM) noTunnelKey(a [5]uint64) uint64 {
 	clear(v.memory(a[1], int(a[2])))
 	return errno(unix.EINVAL)

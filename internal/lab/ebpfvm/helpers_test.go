@@ -18,7 +18,7 @@ func TestHelpersLikeKernel(t *testing.T) {
 	random := rand.New(rand.NewPCG(7, 7))
 	pick := func(all ...int32) int32 { return all[random.IntN(len(all))] }
 	for n := range 600 {
-		// sums as they are in packets: zero, all ones, and any
+		// checksums as in packets: zero, all ones, and any
 		sum := func() int32 { return pick(0, -1, 0xffff, int32(random.Uint32())) }
 		offset := pick(0, 14, 24, 34, 60, 98, 99, 100, 200)
 		length := pick(0, 2, 4)

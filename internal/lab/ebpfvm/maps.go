@@ -11,20 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table is a map of the kernel, as far as a program has looked at it.
+// table is a kernel map, with the elements that the program has accessed.
 type table struct {
 	vm       *VM
 	kernel   *ebpf.Map
 	name     string
-	self     *region // its address
+	self     *region // the region that stands for the map
 	elements map[string]*element
 	queue    [][]byte
 }
 
-// element is a value in a table, or that there is none.
+// element is a value in a table, or its absence.
 type element struct {
 	*region        // nil: absent
-	before  []byte // as the kernel has it, nil: absent there
+	before  []byte // the kernel's value; nil: absent there
 }
 
 func (e *element) value() []byte {
@@ -62,7 +62,7 @@ func (v *VM) tableOf(fd int32) *table {
 	return v.tableFor(m)
 }
 
-// identity is what the kernel says of a map.
+// identity has the kernel's id and name of a map.
 type identity struct {
 	id   ebpf.MapID
 	name string
@@ -102,7 +102,7 @@ func (t *table) isArray() bool {
 	return t.kernel.Type() == ebpf.Array || t.kernel.Type() == ebpf.PerCPUArray
 }
 
-// entry returns what a table has under a key.
+// entry returns the element of a key.
 func (t *table) entry(key []byte) *element {
 	e := t.elements[string(key)]
 	if e == nil {
@@ -117,7 +117,7 @@ func (t *table) entry(key []byte) *element {
 
 func (t *table) element(key []byte) *region { return t.entry(key).region }
 
-// read returns a value of the kernel, nil if there is none.
+// read returns the kernel's value, or nil if there is none.
 func read(m *ebpf.Map, key []byte, cpu int) []byte {
 	var value []byte
 	var err error
@@ -127,7 +127,7 @@ func read(m *ebpf.Map, key []byte, cpu int) []byte {
 		if err = m.Lookup(key, &values); err == nil {
 			value = values[cpu]
 		}
-	case ebpf.XSKMap, ebpf.DevMap, ebpf.DevMapHash, ebpf.CPUMap: // not to be read here, and empty in tests
+	case ebpf.XSKMap, ebpf.DevMap, ebpf.DevMapHash, ebpf.CPUMap: // not readable here, and empty in tests
 		return nil
 	default:
 		err = m.Lookup(key, &value)
@@ -181,7 +181,7 @@ func (v *VM) update(a [5]uint64) uint64 {
 		return errno(unix.EEXIST)
 	case a[3]&3 == exist && e.region == nil:
 		return errno(unix.ENOENT)
-	case t.isArray(): // pointers to the value see it
+	case t.isArray(): // in place, visible through pointers to the value
 		copy(e.mem, value)
 	default:
 		size := len(value)

@@ -7,19 +7,19 @@ import (
 	"fmt"
 )
 
-// region is memory that a program may reach. An address is the number of a region and an offset in it.
+// region is memory that a program may access. An address consists of the number of a region and an offset in it.
 type region struct {
 	what    string
 	mem     []byte
 	address uint64
-	of      *table // the map whose address this is; it has no memory
-	first   int    // byte that may be reached, and the one behind the last: the packet moves
+	of      *table // the map that the address stands for; such a region has no memory
+	first   int    // the first accessible byte; last is after the last one. They move with the packet's data
 	last    int
 }
 
 const regionBits = 32
 
-// fault is what a program did that the verifier would not let it do, or that the interpreter cannot do.
+// fault is an operation that the verifier would reject, or that the interpreter does not support.
 type fault struct{ error }
 
 func fail(format string, args ...any) { panic(fault{fmt.Errorf(format, args...)}) }
@@ -38,7 +38,7 @@ func (v *VM) regionAt(address uint64) *region {
 	return v.regions[n]
 }
 
-// memory returns bytes that can be reached.
+// memory returns accessible bytes.
 func (v *VM) memory(address uint64, size int) []byte {
 	r, offset := v.regionAt(address), int(uint32(address))
 	if size < 0 || offset < r.first || offset+size > r.last {

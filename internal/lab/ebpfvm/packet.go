@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Fields of struct xdp_md and struct __sk_buff.
+// Offsets of fields in struct xdp_md and struct __sk_buff.
 const (
 	xdpData, xdpEnd, xdpMeta, xdpIfindex         = 0, 4, 8, 12
 	skbLen, skbType, skbProtocol, skbIfindex     = 0, 4, 16, 40
@@ -19,7 +19,7 @@ const (
 
 var bigEndian = binary.NativeEndian.Uint16([]byte{0, 1}) == 1
 
-// receive makes the context for a packet, as PROG_TEST_RUN does: it comes from the loopback interface.
+// receive creates the context for a packet, as PROG_TEST_RUN does: it arrives on the loopback interface.
 func (v *VM) receive(frame []byte) {
 	mem := make([]byte, headroom+len(frame)+tailroom)
 	copy(mem[headroom:], frame)
@@ -42,7 +42,7 @@ func (v *VM) receive(frame []byte) {
 
 func (v *VM) put(offset int, n uint32) { binary.NativeEndian.PutUint32(v.context.mem[offset:], n) }
 
-// packetType is what eth_type_trans says on the loopback interface, whose address is zero.
+// packetType returns the packet type that eth_type_trans sets on the loopback interface, whose address is zero.
 func packetType(frame []byte) uint32 {
 	const host, broadcast, multicast = 0, 1, 2
 	switch address := [6]byte(frame[:6]); {
@@ -56,7 +56,7 @@ func packetType(frame []byte) uint32 {
 	return otherHost
 }
 
-// sent is the packet as it leaves the program.
+// sent returns the packet as it leaves the program.
 func (v *VM) sent() []byte {
 	if v.p.xdp {
 		return v.packet.mem[v.meta:v.packet.last]
@@ -66,7 +66,7 @@ func (v *VM) sent() []byte {
 
 func (v *VM) length() int { return v.packet.last - v.packet.first }
 
-// contextField returns the fields of the context that are not what its memory has.
+// contextField returns fields of the context that the kernel computes, rather than its memory.
 func (v *VM) contextField(offset, size int) (uint64, bool) {
 	if size != 4 {
 		return 0, false
@@ -81,7 +81,7 @@ func (v *VM) contextField(offset, size int) (uint64, bool) {
 	return n, is
 }
 
-// at returns bytes of the packet, nil if it has not so many.
+// at returns bytes of the packet, or nil if it is shorter.
 func (v *VM) at(offset, size uint64) []byte {
 	if size > uint64(v.length()) || offset > uint64(v.length())-size {
 		return nil
@@ -136,7 +136,7 @@ func (v *VM) pullData(a [5]uint64) uint64 {
 
 const notSupported = unix.Errno(524) // ENOTSUPP
 
-// grow makes room at an offset, or takes it away.
+// grow inserts bytes at an offset, or removes them.
 func (v *VM) grow(offset, by int) {
 	moved := append([]byte(nil), v.packet.mem[v.packet.first:v.packet.first+offset]...)
 	v.packet.first -= by

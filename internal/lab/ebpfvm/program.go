@@ -14,7 +14,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// instruction is one of the kernel's encoding.
+// instruction is a decoded instruction.
 type instruction struct {
 	op, dst, src uint8
 	offset       int16
@@ -25,13 +25,13 @@ type instruction struct {
 type Program struct {
 	code    []instruction
 	xdp     bool
-	kfuncs  map[int]string // by place
-	source  map[int]string // where a line of source code begins
-	symbols map[int]string // where a function begins
+	kfuncs  map[int]string // by instruction
+	source  map[int]string // lines of source code, by their first instruction
+	symbols map[int]string // functions, by their first instruction
 	maps    map[int32]*ebpf.Map
 }
 
-// Load prepares code as it is given to the kernel. The maps have to stay open.
+// Load prepares code for the interpreter, as it would be loaded into the kernel. The maps have to stay open.
 func Load(code asm.Instructions, kind ebpf.ProgramType) (*Program, error) {
 	code = append(asm.Instructions(nil), code...)
 	if err := relocate(code); err != nil {
@@ -68,7 +68,7 @@ func Load(code asm.Instructions, kind ebpf.ProgramType) (*Program, error) {
 	return p, nil
 }
 
-// order is that of the machine, under the name that the loader knows.
+// order returns the machine's byte order as the type of cilium/ebpf.
 func order() binary.ByteOrder {
 	if bigEndian {
 		return binary.BigEndian
@@ -84,7 +84,7 @@ func decode(b []byte) instruction {
 	return instruction{b[0], dst, src, int16(binary.NativeEndian.Uint16(b[2:])), int32(binary.NativeEndian.Uint32(b[4:]))}
 }
 
-// relocate puts in what the loader would: where fields of the running kernel's structures are.
+// relocate applies CO-RE relocations like the loader: offsets of fields in the running kernel's structures.
 func relocate(code asm.Instructions) error {
 	var relocations []*btf.CORERelocation
 	var at []*asm.Instruction
@@ -113,10 +113,11 @@ func relocate(code asm.Instructions) error {
 	return findFunctions(code)
 }
 
-// kernelTypes are read once: that takes a tenth of a second.
+// kernelTypes are read once, which takes 0.1 s.
 var kernelTypes = sync.OnceValues(btf.LoadKernelSpec)
 
-// findFunctions says which functions the kernel has to code that asks: it loads their number, 0 without.
+// findFunctions resolves weak references to kernel functions: the code loads their number, or 0 if the kernel lacks
+// them.
 func findFunctions(code asm.Instructions) error {
 	for i := range code {
 		ins := &code[i]
@@ -143,7 +144,7 @@ func findFunctions(code asm.Instructions) error {
 	return nil
 }
 
-// kfuncName returns the function of the kernel that is called: by name, until the loader puts its number in.
+// kfuncName returns the name of a called kernel function, which the loader would replace by its number.
 func kfuncName(ins *asm.Instruction) (string, error) {
 	if name := ins.Reference(); name != "" {
 		return name, nil

@@ -26,7 +26,7 @@ type Input struct {
 	Frame  []byte
 	Clock  Clock
 	CPU    int
-	Random uint32 // of all calls of bpf_get_prandom_u32
+	Random uint32 // result of all calls of bpf_get_prandom_u32
 }
 
 // Result is the result of a program for a packet.
@@ -34,21 +34,21 @@ type Result struct {
 	Return   uint32
 	Frame    []byte
 	Executed int            // instructions
-	Helpers  map[string]int // calls, by name
-	Records  int            // in ring buffers
+	Helpers  map[string]int // number of calls, by name
+	Records  int            // written to ring buffers
 }
 
 // VM runs programs on the same maps.
 type VM struct {
 	known   map[*ebpf.Map]identity
-	inner   map[ebpf.MapID]*ebpf.Map // in other maps
+	inner   map[ebpf.MapID]*ebpf.Map // maps in other maps
 	tables  map[ebpf.MapID]*table
 	regions []*region
 	context *region
 	packet  *region
 	kernel  *region // struct sk_buff or xdp_buff
-	meta    int     // where the metadata of an XDP packet begins
-	network int     // where the IP header of a TC packet begins, from its start
+	meta    int     // offset of an XDP packet's metadata
+	network int     // offset of a TC packet's IP header
 
 	in     Input
 	p      *Program
@@ -92,7 +92,7 @@ func (v *VM) Forget() {
 		v.newRegion("struct sk_buff or xdp_buff", make([]byte, 512))
 }
 
-// where is the function of an instruction, and its line of source code if the program has them.
+// where returns the function of an instruction, and its line of source code if the program has debug information.
 func (p *Program) where(at int) string {
 	var function, line string
 	for i := range at + 1 {
@@ -126,7 +126,7 @@ func (v *VM) call(at *int, start int, args [5]uint64) uint64 {
 		}
 		next, done := v.step(at, pc, &reg)
 		if done {
-			if len(v.regions) == n+1 { // else what was looked up lies behind it
+			if len(v.regions) == n+1 { // otherwise regions of map values follow it, and must keep their numbers
 				v.regions = v.regions[:n]
 			}
 			return reg[0]
@@ -137,8 +137,8 @@ func (v *VM) call(at *int, start int, args [5]uint64) uint64 {
 
 var errInstruction = errors.New("unknown instruction")
 
-// step executes one instruction and returns which one follows; done is true after an exit. Loads and stores fail where
-// the verifier would not have let them pass.
+// step executes one instruction and returns the next one; done is true after an exit. Loads and stores that the
+// verifier would reject are faults.
 func (v *VM) step(at *int, pc int, reg *[11]uint64) (next int, done bool) {
 	i := v.p.code[pc]
 	switch class := asm.Class(i.op & 7); class {
@@ -181,7 +181,7 @@ func (v *VM) operand(i instruction, reg *[11]uint64) uint64 {
 
 func sizeOf(op uint8) int { return map[uint8]int{0x00: 4, 0x08: 2, 0x10: 1, 0x18: 8}[op&0x18] }
 
-// constant is what an instruction of two words loads.
+// constant returns the operand of a two-word load.
 func (v *VM) constant(pc int, i instruction) uint64 {
 	high := v.p.code[pc+1].imm
 	switch asm.Register(i.src) {
@@ -199,7 +199,7 @@ func (v *VM) constant(pc int, i instruction) uint64 {
 	return uint64(uint32(i.imm)) | uint64(uint32(high))<<32
 }
 
-// jump runs a jump, a call or an exit.
+// jump executes a jump, a call or an exit.
 func (v *VM) jump(at *int, pc int, i instruction, reg *[11]uint64) (next int, done bool) {
 	wide := asm.Class(i.op&7) == asm.JumpClass
 	switch i.op & 0xf0 {

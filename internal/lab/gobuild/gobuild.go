@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kept is where the results of earlier calls are, below the root of the module.
-const kept = "out/test"
+// cacheDir is the directory of cached programs, below the root of the module.
+const cacheDir = "out/test"
 
 // Build builds a static program without symbols from a package, given as import path or as directory that starts with a
 // dot, with additional flags for "go build". It is safe for concurrent use, also by several processes.
 //
-// The Go command caches compiled packages, but not linked programs. Build keeps these, so that the Go command links
+// The Go command caches compiled packages, but not linked programs. Build caches these, so that the Go command links
 // only programs that have changed, which takes a tenth of the time. The caller gets a copy, which later builds do not
 // change.
 func Build(program, pkg string, flags ...string) error {
-	kept, err := keptFor(&pkg, flags)
+	kept, err := cachePath(&pkg, flags)
 	if err != nil {
 		return err
 	}
@@ -45,8 +45,8 @@ func Build(program, pkg string, flags ...string) error {
 	return copyProgram(program, kept)
 }
 
-// keptFor returns the path of what is kept for these arguments, and makes a directory in pkg absolute.
-func keptFor(pkg *string, flags []string) (string, error) {
+// cachePath returns the path of the cached program for these arguments, and makes a directory in pkg absolute.
+func cachePath(pkg *string, flags []string) (string, error) {
 	if strings.HasPrefix(*pkg, ".") {
 		dir, err := filepath.Abs(*pkg)
 		if err != nil {
@@ -58,7 +58,7 @@ func keptFor(pkg *string, flags []string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	dir := filepath.Join(root, kept)
+	dir := filepath.Join(root, cacheDir)
 	hash := sha256.Sum256([]byte(strings.Join(append([]string{*pkg}, flags...), "\x00")))
 	return filepath.Join(dir, fmt.Sprintf("%s-%x", filepath.Base(*pkg), hash[:8])), os.MkdirAll(dir, 0o755)
 }

@@ -65,10 +65,10 @@ func says(t *testing.T, program string) string {
 	return string(out)
 }
 
-// linked returns the programs that are kept.
+// linked returns the cached programs.
 func linked(t *testing.T) (programs []os.FileInfo) {
 	t.Helper()
-	paths, err := filepath.Glob(kept + "/sub-*")
+	paths, err := filepath.Glob(cacheDir + "/sub-*")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ const Program = "KERB_KUBE_API"
 // Loopback is the usual address of a server.
 var Loopback = netip.MustParseAddr("127.0.0.1")
 
-// patience is how long the server may take to start, and to answer, on a busy machine.
+// patience is the timeout of the server's start, and of its responses, on a busy machine.
 const patience = time.Minute
 
 // Server is an API server with its etcd.
@@ -46,7 +46,7 @@ type Server struct {
 	dir     string
 	tls     *tls.Config // of the administrator
 	cmd     *exec.Cmd
-	written int // kubeconfig files
+	written int // number of kubeconfig files
 }
 
 // Start runs an API server on an address of a namespace, with its files in a directory, and returns when it is ready.
@@ -88,7 +88,7 @@ func (s *Server) Run() error {
 	}
 	defer log.Close()
 	s.cmd.Stdout, s.cmd.Stderr = log, log
-	if err := sandbox.Start(s.cmd); err != nil { // tests may end the thread that they run on
+	if err := sandbox.Start(s.cmd); err != nil { // survives the end of the test's thread
 		s.cmd = nil
 		return err
 	}
@@ -168,8 +168,8 @@ type Refusal struct {
 
 func (e *Refusal) Error() string { return fmt.Sprintf("%d %s: %s", e.Code, e.Reason, e.Message) }
 
-// Call makes a request as administrator. in may be text, which is YAML of a server-side apply for PATCH, or a value;
-// out may be nil.
+// Call makes a request as administrator. in may be a string, which is YAML of a server-side apply for PATCH, or a value
+// to encode; out may be nil.
 func (s *Server) Call(method, path string, in, out any) error {
 	return s.send(s.Admin, "", method, path, in, out)
 }
@@ -182,8 +182,8 @@ func (s *Server) CallAs(token, method, path string, in, out any) error {
 	return s.send(&http.Client{Timeout: patience, Transport: transport}, token, method, path, in, out)
 }
 
-// send uses plain HTTP rather than client-go: tests see exactly what the server answers, also to requests that no
-// library would send.
+// send uses plain HTTP rather than client-go: tests get the server's exact responses, also to requests that no library
+// would send.
 func (s *Server) send(client *http.Client, token, method, path string, in, out any) error {
 	var body []byte
 	switch in := in.(type) {
@@ -218,7 +218,7 @@ func (s *Server) send(client *http.Client, token, method, path string, in, out a
 	}
 	if answer.StatusCode >= http.StatusMultipleChoices {
 		no := &Refusal{Code: answer.StatusCode, Message: string(text)}
-		_ = json.Unmarshal(text, no) // a Status object, or text as it is
+		_ = json.Unmarshal(text, no) // a Status object, or plain text
 		return no
 	}
 	if out == nil {
@@ -227,7 +227,7 @@ func (s *Server) send(client *http.Client, token, method, path string, in, out a
 	return json.Unmarshal(text, out)
 }
 
-// Apply is kubectl apply --server-side --force-conflicts of one object at its path.
+// Apply does kubectl apply --server-side --force-conflicts of one object at its path.
 func (s *Server) Apply(path, text string) error {
 	return s.Call(http.MethodPatch, path+"?fieldManager=test&force=true&fieldValidation=Strict", text, nil)
 }

@@ -32,9 +32,9 @@ type Agents struct {
 	servers []*http.Server
 
 	mu      sync.Mutex
-	virtual map[string]bool        // names of virtual services that agents have got
-	seen    map[string][]time.Time // by the mark of a module: when agents got it
-	refused map[string]string      // by node and mark: why its kernel refuses the version
+	virtual map[string]bool        // names of virtual services that agents have received
+	seen    map[string][]time.Time // by the mark of a module: when agents received it
+	refused map[string]string      // by node and mark: why its kernel rejects the version
 }
 
 // NodeName returns the name of a node.
@@ -100,7 +100,7 @@ func (a *Agents) arrive(mark string) {
 	a.seen[mark] = append(a.seen[mark], time.Now())
 }
 
-// agent has what was applied.
+// agent has the applied resources of a node.
 type agent struct {
 	of     *Agents
 	number int

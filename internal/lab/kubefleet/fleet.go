@@ -16,7 +16,7 @@ const (
 	modulesPath = group + "clustermodules/"
 	nodesPath   = group + "kerbnodes/"
 
-	patience = 8 * time.Minute // for all nodes to do something, on a busy machine
+	patience = 8 * time.Minute // timeout of an operation of all nodes, on a busy machine
 )
 
 // Fleet is a cluster of simulated nodes.
@@ -90,7 +90,7 @@ func Await(ctx context.Context, what string, ok func() (bool, error)) error {
 	}
 }
 
-// web is the module of a fleet.
+// web is the name of the fleet's module.
 const web = "web"
 
 func version(mark string) string {

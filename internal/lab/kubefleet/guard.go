@@ -16,7 +16,7 @@ import (
 
 var goesBack = regexp.MustCompile(`(?m)^time=(\S+) level=WARN msg="this node rolls back to the previous version" `)
 
-// Tripped returns when the guard of a node has tripped, by the log of kerb-kube-node.
+// Tripped returns when the guard of a node decided to roll back, from the log of kerb-kube-node.
 func Tripped(log string) (all []time.Time, err error) {
 	text, err := os.ReadFile(log)
 	if err != nil {

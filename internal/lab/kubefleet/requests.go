@@ -12,14 +12,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
-// ofKerb are the resources that nodes and the controller follow and write.
+// ofKerb are the resources that nodes and the controller watch and write.
 var ofKerb = []string{"clustermodules", "modules", "kerbnodes", "packagetrusts", "modulerevisions", "namespaces",
 	"pods", "nodes", "events"}
 
 // Requests counts the API server's requests from Kerb, without those for the Lease.
 type Requests struct {
 	All, Writes int
-	by          map[string]int // by the line of the metric
+	by          map[string]int // by the metric's labels
 }
 
 // Since returns the increases since an earlier count.

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// nth is the n-th address of a network with its prefix length, or the zero
-// Prefix when the network is too small.
+// nth returns the n-th address of a network with its prefix length, or the zero Prefix if the network is too small.
 func nth(network netip.Prefix, n int) netip.Prefix {
 	addr := network.Masked().Addr()
 	for range n {
@@ -24,7 +23,7 @@ func nth(network netip.Prefix, n int) netip.Prefix {
 	return netip.PrefixFrom(addr, network.Bits())
 }
 
-// hostNet is the network of one address.
+// hostNet returns the network of one address.
 func hostNet(addr netip.Addr) *net.IPNet {
 	return IPNet(netip.PrefixFrom(addr, addr.BitLen()))
 }

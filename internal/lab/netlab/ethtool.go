@@ -20,8 +20,7 @@ type ifreqData struct {
 	_    [16]byte
 }
 
-// SetTxChecksum switches checksum offload of an interface in the namespace of
-// the calling thread.
+// SetTxChecksum enables or disables TX checksum offload of an interface in the namespace of the calling thread.
 func SetTxChecksum(name string, on bool) error {
 	value := ethtoolValue{cmd: unix.ETHTOOL_STXCSUM}
 	if on {
@@ -40,7 +39,7 @@ func TxChecksum(name string) (bool, error) {
 // SetTxQueues sets the number of TX queues of a veth in the namespace of the calling thread. Its peer accepts no native
 // XDP program while it has fewer RX queues.
 func SetTxQueues(name string, n uint32) error {
-	// struct ethtool_channels: the most of each kind, then what there is; the kinds are rx, tx, other and combined
+	// struct ethtool_channels: maximum, then current number; of rx, tx, other and combined channels each
 	channels := struct{ cmd, maxRx, maxTx, maxOther, maxCombined, rx, tx, other, combined uint32 }{
 		cmd: unix.ETHTOOL_SCHANNELS, rx: 1, tx: n}
 	return ethtool(name, "queues", unsafe.Pointer(&channels))

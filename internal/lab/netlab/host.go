@@ -24,10 +24,9 @@ type HostOptions struct {
 	// Routed connects the host without the bridge: the host gets a default route, and the node a route per address. If the
 	// node is the caller's namespace, only IPv4 is forwarded, since IPv6 forwarding is a setting of the whole namespace.
 	Routed bool
-	// MTU in bytes and Queues (receive and transmit) hold for both ends.
+	// MTU in bytes and Queues (receive and transmit) apply to both ends.
 	MTU, Queues int
-	// TxChecksumOff makes the host compute checksums itself, so that packets
-	// look the way they would leave a machine.
+	// TxChecksumOff makes the host compute checksums itself, so that packets look as they would on the wire.
 	TxChecksumOff bool
 }
 
@@ -83,7 +82,7 @@ func (l *Lab) add(name string, opts HostOptions) (*Host, error) {
 	h := &Host{lab: l, name: name}
 	if err := h.build(opts); err != nil {
 		err = fmt.Errorf("host %s: %w", name, err)
-		if !errors.Is(err, ErrExists) { // what exists is another host's
+		if !errors.Is(err, ErrExists) { // the existing namespace is another host's
 			err = errors.Join(err, h.Remove())
 		}
 		return nil, err
@@ -91,12 +90,12 @@ func (l *Lab) add(name string, opts HostOptions) (*Host, error) {
 	return h, nil
 }
 
-// upTimeout bounds the wait for the kernel's link watch, which works off
-// carrier changes in the background, some once a second.
+// upTimeout limits the wait for the kernel's link watch, which processes carrier changes in the background, some only
+// once a second.
 const upTimeout = 30 * time.Second
 
-// waitUp returns when both ends are operational. Before that a bridge drops
-// what comes from the port, and the host what it sends.
+// waitUp returns when both ends are operational. Before that the bridge drops packets from the port, and the host
+// packets that it sends.
 func (h *Host) waitUp() error {
 	nl, err := h.netlink()
 	if err != nil {
@@ -152,8 +151,8 @@ func (l *Lab) takeIndex() int {
 	return l.next - 1
 }
 
-// address fills in automatic addresses: host i gets 10.99.(1+i/250).(1+i%250)
-// of the default plan, and the same offset in the IPv6 plan.
+// address fills in automatic addresses: host i gets 10.99.(1+i/250).(1+i%250) of the default plan, and the same offset
+// in the IPv6 plan.
 func (l *Lab) address(opts HostOptions, index int) (HostOptions, error) {
 	offset := 256*(1+index/250) + 1 + index%250
 	if !opts.Addr4.IsValid() {
@@ -217,8 +216,7 @@ func (h *Host) configureInner() error {
 	return h.addRoutes(nl, link)
 }
 
-// addRoutes leads to the gateway; a routed host has to know that the
-// gateway is on the link at all.
+// addRoutes adds routes via the gateway; a routed host needs an on-link route to the gateway first.
 func (h *Host) addRoutes(nl *netlink.Handle, link netlink.Link) error {
 	if !h.opts.Routed && !h.lab.opts.Gateway {
 		return nil

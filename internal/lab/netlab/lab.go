@@ -24,8 +24,8 @@ import (
 // ErrExists is wrapped by Open when another lab with the prefix is open, in this process or another one.
 var ErrExists = errors.New("a lab with this prefix exists")
 
-// The prefix ends in a letter so that PREFIX+number names one lab only, and is
-// short enough for interface names of 15 bytes (IFNAMSIZ).
+// The prefix ends in a letter so that PREFIX+number identifies one lab, and is short enough for interface names of 15
+// bytes (IFNAMSIZ).
 var prefixPattern = regexp.MustCompile(`^[a-z]([a-z0-9]{0,7}[a-z])?$`)
 
 // Options are the options of a lab. The zero value is a bridge without addresses in the namespace of the caller.
@@ -118,8 +118,8 @@ func (l *Lab) openNode() (*Namespace, error) {
 	return node, node.Do(prepareNode)
 }
 
-// prepareNode makes an own node behave like a router whose bridge is a plain
-// switch: br_netfilter would drag every bridged frame through iptables.
+// prepareNode configures a separate node as a router whose bridge is a plain switch: br_netfilter would pass every
+// bridged frame through iptables.
 func prepareNode() error {
 	return errors.Join(
 		setSysctl("net/ipv4/ip_forward", "1"),

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// namespaceDir is where `ip netns` looks.
+// namespaceDir is the directory of `ip netns`.
 const namespaceDir = "/run/netns"
 
 // Namespace is a network namespace to run code and processes in.
@@ -45,13 +45,12 @@ func (n *Namespace) Do(f func() error) error {
 		runtime.UnlockOSThread()
 		return fmt.Errorf("enter %s: %w", n.path, err)
 	}
-	defer leave(home)
+	defer switchBack(home)
 	return f()
 }
 
-// leave keeps the thread locked, so that it ends with its goroutine, if it
-// cannot go home.
-func leave(home netns.NsHandle) {
+// switchBack switches the thread back. If that fails, it keeps the thread locked, so that it ends with its goroutine.
+func switchBack(home netns.NsHandle) {
 	if netns.Set(home) == nil {
 		runtime.UnlockOSThread()
 	}
@@ -106,8 +105,7 @@ func openNamespace(name string) (*Namespace, error) {
 	return &Namespace{path: path, handle: handle, ctx: context.Background()}, nil
 }
 
-// createNamespace makes a namespace that `ip netns` lists, with loopback up
-// and IPv6 addresses usable the moment they are set.
+// createNamespace creates a namespace that `ip netns` lists, with loopback up and IPv6 addresses usable immediately.
 func createNamespace(ctx context.Context, name string) (*Namespace, error) {
 	if err := shareNamespaceDir(); err != nil {
 		return nil, err
@@ -128,7 +126,7 @@ func createNamespace(ctx context.Context, name string) (*Namespace, error) {
 	return &Namespace{path: path, handle: handle, ctx: ctx}, nil
 }
 
-// unshareTo gives this thread a new namespace, fixes it to path, and goes home.
+// unshareTo moves this thread to a new namespace, binds it to path, and switches back.
 func unshareTo(path string) (netns.NsHandle, error) {
 	runtime.LockOSThread()
 	home, err := netns.Get()
@@ -137,7 +135,7 @@ func unshareTo(path string) (netns.NsHandle, error) {
 		return netns.None(), err
 	}
 	defer home.Close()
-	defer leave(home)
+	defer switchBack(home)
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return netns.None(), err
 	}
@@ -145,14 +143,14 @@ func unshareTo(path string) (netns.NsHandle, error) {
 	if err := unix.Mount(own, path, "", unix.MS_BIND, ""); err != nil {
 		return netns.None(), err
 	}
-	if err := errors.Join(quietIPv6(), linkUp("lo")); err != nil {
+	if err := errors.Join(disableDAD(), linkUp("lo")); err != nil {
 		return netns.None(), err
 	}
 	return netns.GetFromPath(path)
 }
 
-// shareNamespaceDir does what `ip netns add` does: makes /run/netns a shared
-// mount, so that removing a name frees it in every mount namespace.
+// shareNamespaceDir does what `ip netns add` does: it makes /run/netns a shared mount, so that removing a name frees it
+// in every mount namespace.
 func shareNamespaceDir() error {
 	if err := os.MkdirAll(namespaceDir, 0o755); err != nil {
 		return err
@@ -167,9 +165,8 @@ func shareNamespaceDir() error {
 	return unix.Mount("", namespaceDir, "", unix.MS_SHARED|unix.MS_REC, "")
 }
 
-// quietIPv6 turns duplicate address detection and router solicitation off for
-// all interfaces to come.
-func quietIPv6() error {
+// disableDAD disables duplicate address detection and router solicitation on all future interfaces.
+func disableDAD() error {
 	return errors.Join(
 		setSysctl("net/ipv6/conf/all/accept_dad", "0"),
 		setSysctl("net/ipv6/conf/default/accept_dad", "0"),
@@ -177,8 +174,7 @@ func quietIPv6() error {
 	)
 }
 
-// setSysctl writes to the namespace of the calling thread. A knob this kernel
-// does not have is no error.
+// setSysctl writes to the namespace of the calling thread. A setting that the kernel does not have is no error.
 func setSysctl(knob, value string) error {
 	err := os.WriteFile(filepath.Join("/proc/sys", knob), []byte(value), 0)
 	if errors.Is(err, fs.ErrNotExist) {

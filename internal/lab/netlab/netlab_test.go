@@ -20,7 +20,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// testPrefix marks what these tests make.
+// testPrefix is the prefix of these tests' labs.
 const testPrefix = "nlt"
 
 func needRoot(t *testing.T) {
@@ -30,7 +30,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// openLab removes what a killed run left, and checks at the end that nothing remains.
+// openLab opens a lab after removing leftovers of a killed run, and checks at the end that nothing remains.
 func openLab(t *testing.T, opts Options) *Lab {
 	t.Helper()
 	needRoot(t)
@@ -49,7 +49,7 @@ func openLab(t *testing.T, opts Options) *Lab {
 	return lab
 }
 
-// checkFree reports what there is of a prefix.
+// checkFree reports interfaces and namespaces with a prefix.
 func checkFree(prefix string) error {
 	links, err := labLinks(prefix)
 	if err != nil {
@@ -334,7 +334,7 @@ func TestSweepDead(t *testing.T) {
 	if names, err := labNamespaces(testPrefix); err != nil || len(names) != 1 {
 		t.Fatalf("namespaces %v, %v", names, err)
 	}
-	lab.owner.Close() // as the kernel does for a process that was killed
+	lab.owner.Close() // as the kernel does for a killed process
 	if err := SweepDead(); err != nil {
 		t.Fatal(err)
 	}

@@ -28,16 +28,16 @@ func Sweep(prefix string) error {
 	return errors.Join(removeLinks(prefix), sweepNamespaces(prefix))
 }
 
-// locks are the prefixes of labs whose process is running.
+// locks are the locks of prefixes whose lab's process is running.
 const locks = lockfile.Dir("/run/netlab")
 
-// SweepDead removes the labs of processes that were killed.
+// SweepDead removes the labs of killed processes.
 func SweepDead() error {
 	return locks.Sweep(func(prefix, _ string) error { return Sweep(prefix) })
 }
 
-// linkGroup marks the links of a lab, so that one request can remove them all:
-// removing 500 veths takes a fraction of a second, and half a minute one by one.
+// linkGroup marks the links of a lab, so that one request can remove them all: removing 500 veths takes a fraction of a
+// second, and half a minute one by one.
 func linkGroup(prefix string) uint32 {
 	h := fnv.New32a()
 	h.Write([]byte("netlab/" + prefix))
@@ -60,8 +60,7 @@ func labLinks(prefix string) ([]netlink.Link, error) {
 	return found, nil
 }
 
-// removeLinks deletes the links of a lab in the current namespace, and thereby
-// their peers in the hosts.
+// removeLinks deletes the links of a lab in the current namespace, and thereby their peers in the hosts.
 func removeLinks(prefix string) error {
 	links, err := labLinks(prefix)
 	if err != nil || len(links) == 0 {
@@ -93,8 +92,8 @@ func labNamespaces(prefix string) ([]string, error) {
 	return names, nil
 }
 
-// sweepNamespaces removes the lab's namespaces. The links of its node
-// go first, because a process that is still running in a host keeps its veth.
+// sweepNamespaces removes the lab's namespaces. The links of its node are removed first, because a process that is
+// still running in a host keeps its veth.
 func sweepNamespaces(prefix string) error {
 	names, err := labNamespaces(prefix)
 	if err != nil {
@@ -121,8 +120,7 @@ func sweepNode(prefix, name string) error {
 	return node.Do(func() error { return removeLinks(prefix) })
 }
 
-// removeNamespace removes the name; the kernel destroys the namespace when no
-// process and no open file refers to it.
+// removeNamespace removes the name; the kernel destroys the namespace when no process and no open file refers to it.
 func removeNamespace(name string) error {
 	path := filepath.Join(namespaceDir, name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) &&

@@ -29,7 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// patience is how long an agent may take to start, to end, and to answer, on a busy machine. Emulated ones are 10 to 20
+// patience is the timeout of an agent's start, end, and responses, on a busy machine. Emulated machines are 10 to 20
 // times slower.
 var patience = time.Minute
 
@@ -49,7 +49,7 @@ type Node struct {
 	ns    *netlab.Namespace
 	agent *exec.Cmd // nil while none runs
 	ended chan struct{}
-	err   error // how it ended
+	err   error // result of the process
 }
 
 // Start runs an agent of the installed kerb in a namespace, and returns when it responds.
@@ -82,7 +82,7 @@ func New(ns *netlab.Namespace, binary string) (*Node, error) {
 	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"),
 		State: filepath.Join(dir, "state"),
 		Run:   filepath.Join(dir, "run"), BPF: tempdir.PinPath(dir)}}
-	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes are other users
+	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes run as other users
 		return nil, errors.Join(err, tempdir.Remove(dir))
 	}
 	return n, nil
@@ -121,7 +121,7 @@ func (n *Node) Start(flags ...string) error {
 	defer log.Close()
 	cmd := n.ns.Command(context.Background(), n.Binary, slices.Concat([]string{"agent"}, n.Flags(), flags)...)
 	cmd.Stdout, cmd.Stderr = log, cmp.Or(n.Stderr, log)
-	if err := sandbox.Start(cmd); err != nil { // tests may end the thread that they run on
+	if err := sandbox.Start(cmd); err != nil { // survives the end of the test's thread
 		return err
 	}
 	n.agent, n.ended = cmd, make(chan struct{})

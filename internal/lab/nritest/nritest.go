@@ -70,7 +70,7 @@ func (r *Runtime) Restart() {
 	go r.accept(r.listener)
 }
 
-// accept passes connections on to the library, which does not end them when it stops: with a runtime, its process ends.
+// accept passes connections to the library, which does not end them when it stops; a real runtime's process would end.
 func (r *Runtime) accept(from net.Listener) {
 	for {
 		plugin, err := from.Accept()
@@ -110,7 +110,7 @@ func (r *Runtime) Stop() {
 	r.nri = nil
 }
 
-// quiet drops what the library logs.
+// quiet discards the library's log.
 type quiet struct{}
 
 func (quiet) Debugf(context.Context, string, ...any) {}
@@ -118,7 +118,7 @@ func (quiet) Infof(context.Context, string, ...any)  {}
 func (quiet) Warnf(context.Context, string, ...any)  {}
 func (quiet) Errorf(context.Context, string, ...any) {}
 
-// synchronize gives all pods to a plugin that has connected.
+// synchronize passes all pods to a plugin that has connected.
 func (r *Runtime) synchronize(ctx context.Context, plugin adaptation.SyncCB) error {
 	r.mu.Lock()
 	all := slices.Collect(maps.Values(r.pods))

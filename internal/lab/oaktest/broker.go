@@ -47,7 +47,7 @@ func NewBrokerAt(t testing.TB, address string) *Broker {
 	text := fmt.Sprintf("listener %d %s\nallow_anonymous true\npersistence false\nlog_dest none\n"+
 		"set_tcp_nodelay true\n", b.Port, address)
 	if os.Geteuid() == 0 {
-		text += "user root\n" // another user may not read the directory of the test
+		text += "user root\n" // another user may lack permission for the test's directory
 	}
 	if err := os.WriteFile(b.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,8 @@ func NewBrokerAt(t testing.TB, address string) *Broker {
 	return b
 }
 
-// freePort returns a port of an address outside the range of ephemeral ports: it stays free while no broker runs.
+// freePort returns a free port of an address outside the range of ephemeral ports, so that it stays free while no
+// broker runs.
 func freePort(t testing.TB, address string) int {
 	t.Helper()
 	for {

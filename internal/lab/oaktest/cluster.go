@@ -31,16 +31,16 @@ type Cluster struct {
 	subnets  int
 	pool     int // IPv4 addresses, of services and instances
 	services int
-	last     int // instances so far
+	last     int // number of instances so far
 	received []Message
 	lose     map[string]int
-	// Exhausted is set when the root has no subnet left: requests are not answered.
+	// exhausted is set when the root has no subnet left: requests get no reply.
 	exhausted bool
 	dead      bool
 	answers   int
 	twice     int
-	quiet     bool     // notices are kept
-	kept      []string // services that they are of
+	quiet     bool     // notices are delayed
+	kept      []string // services of delayed notices
 }
 
 // Message is a message published by a worker.
@@ -64,11 +64,11 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
 		lose: map[string]int{}}
 	ready := make(chan bool, 16)
-	// Without a client ID, which would end the connection of an earlier cluster that the broker still has.
+	// No client ID: the same ID would end the connection of an earlier cluster that the broker still has.
 	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetConnectRetry(true).
 		SetConnectRetryInterval(20 * time.Millisecond).SetMaxReconnectInterval(20 * time.Millisecond).
 		SetOnConnectHandler(func(client mqtt.Client) {
-			// What is published before the broker has the subscription is lost.
+			// Messages published before the broker has the subscription are lost.
 			if s := client.Subscribe("nodes/+/net/#", 1, c.receive); s.Wait() && s.Error() == nil {
 				ready <- true
 			}
@@ -83,8 +83,8 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	return c
 }
 
-// disconnect returns when a client has disconnected. Disconnect(0) returns at once: the client may still receive, and
-// answer, what is published next. Without a connection, Disconnect would wait for all of the time.
+// disconnect returns when a client has disconnected. Disconnect(0) returns immediately: the client may still receive,
+// and reply to, later messages. Without a connection, Disconnect would wait for its whole timeout.
 func disconnect(c mqtt.Client) {
 	var quiesce time.Duration
 	if c.IsConnectionOpen() {
@@ -93,12 +93,12 @@ func disconnect(c mqtt.Client) {
 	c.Disconnect(uint(quiesce.Milliseconds()))
 }
 
-// receive answers as the real managers do, which ignore what they do not know: a worker must not depend on refusals.
+// receive replies like the real managers, which ignore unknown messages: a worker must not depend on rejections.
 func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
 	parts := strings.SplitN(m.Topic(), "/", 4)
 	worker, topic := parts[1], parts[3]
 	if strings.HasSuffix(topic, "/result") {
-		return // its own, by the wildcard
+		return // its own message, by the wildcard
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
 			"host_ip": in.Host, "host_port": toPort(in.Port)})
 	case topic == "service/address-changed":
 		c.deployed(in.Appname, in.Number, worker, object{"host_ip": in.Host, "host_port": toPort(in.Port)})
-		c.notice(in.Appname, "DEPLOYMENT") // one of its own, one that the root causes
+		c.notice(in.Appname, "DEPLOYMENT") // one of the cluster, and one that the root causes
 	case topic == "interest/remove":
 		c.withdraw(worker, in.Appname)
 	}
@@ -146,7 +146,7 @@ func (c *Cluster) publish(topic string, v any) {
 	c.client.Publish(topic, 1, false, data)
 }
 
-// assign never takes a subnet back: each request uses up one.
+// assign never frees a subnet: each request uses one up.
 func (c *Cluster) assign(worker string) {
 	if c.exhausted {
 		return
@@ -236,7 +236,7 @@ func (j *job) list() []object {
 	return list
 }
 
-// deployed drops without a trace what the table does not have.
+// deployed silently ignores an instance that is not in the table.
 func (c *Cluster) deployed(name string, number int, worker string, status object) {
 	if c.table[name] == nil {
 		return
@@ -275,7 +275,7 @@ func (c *Cluster) Quiet() (end func()) {
 	}
 }
 
-// withdraw kills the service manager if other workers are interested, and the one that withdraws is not.
+// withdraw crashes the service manager if other workers are interested, and the withdrawing one is not.
 func (c *Cluster) withdraw(worker, name string) {
 	all := c.interest[name]
 	if c.table[name] == nil || len(all) == 0 {
@@ -290,7 +290,7 @@ func (c *Cluster) withdraw(worker, name string) {
 	}
 }
 
-// address takes the next one of the root's pool, whose octets end at 253. None is given again.
+// address allocates the next address of the root's pool, whose octets end at 253. None is reused.
 func (c *Cluster) address() string {
 	n := c.pool
 	c.pool++
@@ -315,14 +315,14 @@ func (c *Cluster) Create(name string) {
 // Remove removes a service without instances from the root. The cluster keeps it while a worker has an interest in it.
 func (c *Cluster) Remove(name string) { c.locked(func() { delete(c.root, name) }) }
 
-// Schedule places an instance; the table has its worker when it is deployed. One that is there already moves: it keeps
-// its instance address, and its other addresses become null. The cluster does not take an instance of a service that
-// was removed and created again while a worker kept its interest in the former one.
+// Schedule places an instance; the table has its worker after it is deployed. An existing instance moves: it keeps its
+// instance address, and its other addresses become null. The cluster does not accept an instance of a service that was
+// removed and created again while a worker kept its interest in the former one.
 func (c *Cluster) Schedule(name string, number int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i := c.root[name].instances[number]
-	four, six := c.address(), nth("fdff::", c.last) // the root takes them in any case
+	four, six := c.address(), nth("fdff::", c.last) // the root allocates them in any case
 	c.last++
 	if i == nil {
 		i = object{"cluster_id": "6650000000000000000000c1", "instance_number": number,
@@ -334,7 +334,7 @@ func (c *Cluster) Schedule(name string, number int) {
 		}
 	}
 	if c.load(name).id != c.root[name].id {
-		return // "Service resolution failed": the id of what is in the table cannot be changed
+		return // "Service resolution failed": the id in the table cannot be changed
 	}
 	c.table[name].instances[number] = without(i, "")
 }
@@ -361,7 +361,7 @@ func (c *Cluster) Exhaust(none bool) { c.locked(func() { c.exhausted = none }) }
 // Lose drops the next messages of a topic.
 func (c *Cluster) Lose(topic string, n int) { c.locked(func() { c.lose[topic] = n }) }
 
-// Twice sends every nth answer twice, as QoS 1 permits.
+// Twice sends every nth reply twice, as QoS 1 permits.
 func (c *Cluster) Twice(nth int) { c.locked(func() { c.twice = nth }) }
 
 // Addresses returns the addresses of a service, IPv4 and IPv6.

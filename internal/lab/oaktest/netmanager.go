@@ -35,10 +35,10 @@ type NetManager struct {
 	// InterestedFor is how long an interest lasts after its last use. It may be set before /register; the default is 10 s.
 	InterestedFor time.Duration
 	server        *http.Server
-	wires         wires
+	wires         devices
 	cache         *proxyCache
 
-	deploying sync.Mutex // deployments are made one after another
+	deploying sync.Mutex // serializes deployments
 	mu        sync.Mutex
 	id        string
 	client    mqtt.Client
@@ -74,8 +74,8 @@ const (
 	acknowledgement = 5 * time.Second
 )
 
-// NewNetManager starts a network manager whose network is that in which inside runs a function: a worker's, with its
-// address.
+// NewNetManager starts a network manager of a worker with an address. inside runs a function in the worker's network
+// namespace.
 func NewNetManager(t testing.TB, broker *Broker, host netip.Addr, inside func(func() error) error) *NetManager {
 	t.Helper()
 	n := &NetManager{t: t, broker: broker, host: host, inside: inside, cache: newProxyCache(),
@@ -199,11 +199,11 @@ func (n *NetManager) resubscribe(c mqtt.Client) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name := range n.interests {
-		c.Subscribe("jobs/"+name+"/updates_available", 1, n.noticed)
+		c.Subscribe("jobs/"+name+"/updates_available", 1, n.handleNotice)
 	}
 }
 
-// publish returns when the broker has the message, or after a while. Errors are ignored.
+// publish returns when the broker has the message, or after a timeout. Errors are ignored.
 func (n *NetManager) publish(topic string, v any) {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -215,15 +215,14 @@ func (n *NetManager) publish(topic string, v any) {
 	client.Publish("nodes/"+id+"/net/"+topic, 1, false, data).WaitTimeout(acknowledgement)
 }
 
-// request is a call of NodeEngine about an instance.
+// request is a request of NodeEngine about an instance.
 type request struct {
 	PID    int    `json:"pid"`
 	Name   string `json:"serviceName"`
 	Number int    `json:"instanceNumber"`
 }
 
-// deploy responds after the announcement to the cluster; the query of the own service comes after that, whatever the
-// result.
+// deploy responds after the announcement to the cluster; the query of the service follows, regardless of the result.
 func (n *NetManager) deploy(w http.ResponseWriter, r *http.Request) {
 	var in request
 	if json.NewDecoder(r.Body).Decode(&in) != nil {
@@ -245,7 +244,7 @@ func (n *NetManager) deploy(w http.ResponseWriter, r *http.Request) {
 	}
 	key, four, six := instanceKey{in.Name, in.Number}, h.addresses[0].String(), h.addresses[1].String()
 	n.mu.Lock()
-	n.hosted[key] = h // the veth of a former deployment stays
+	n.hosted[key] = h // the veth of an earlier deployment stays
 	n.mu.Unlock()
 	n.publish("service/deployed", struct {
 		Name   string `json:"appname"`
@@ -259,7 +258,7 @@ func (n *NetManager) deploy(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(map[string]string{"serviceName": in.Name, "nsAddress": four, "nsAddressv6": six})
 }
 
-// undeploy is 200 for what is not deployed, too.
+// undeploy responds with 200 also if the instance is not deployed.
 func (n *NetManager) undeploy(w http.ResponseWriter, r *http.Request) {
 	var in request
 	if json.NewDecoder(r.Body).Decode(&in) != nil {

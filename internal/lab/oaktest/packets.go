@@ -10,25 +10,26 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// proxyCache is what NetManager knows of connections. It forgets none, and does not distinguish TCP from UDP.
+// proxyCache is NetManager's connection table. Entries do not expire, and do not distinguish TCP from UDP.
 type proxyCache struct {
 	mu  sync.Mutex
 	all map[cacheKey]conversion
 }
 
-// cacheKey is all by which an answer is recognised: two connections of one service with the same ports are mixed up.
+// cacheKey identifies the connection of a reply. It is ambiguous: two connections of one service with the same ports
+// share an entry.
 type cacheKey struct {
 	service      netip.Addr // namespace address on this worker
-	sport, dport uint16     // of what it sends
+	sport, dport uint16     // of its packets
 }
 
 type conversion struct{ asked, peer, instance netip.Addr }
 
 func newProxyCache() *proxyCache { return &proxyCache{all: map[cacheKey]conversion{}} }
 
-// tables is what the packet side needs of the tables.
+// tables are the lookups that packet translation needs.
 type tables interface {
-	// find returns the instances behind a virtual address. It may have to query, while all other packets wait.
+	// find returns the instances of a virtual address. It may have to query, while all other packets wait.
 	find(virtual netip.Addr) []entry
 	// own returns the instance address of a service by its namespace address.
 	own(namespace netip.Addr) (netip.Addr, bool)
@@ -56,7 +57,7 @@ func (c *proxyCache) outgoing(p traffic.Packet, t tables, pick func(n int) int) 
 	return p.Between(instance, all[i].namespace(p.Dst)), all[i], true
 }
 
-// incoming translates an answer. Everything else is delivered as it is, with the checksums that it has.
+// incoming translates a reply. Any other packet is delivered unchanged, with its checksums.
 func (c *proxyCache) incoming(p traffic.Packet) []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,5 +67,5 @@ func (c *proxyCache) incoming(p traffic.Packet) []byte {
 	return p.Raw
 }
 
-// virtualRanges are those of tuncfg.json, with an IPv6 range in which the root's addresses are.
+// virtualRanges are those of tuncfg.json, with an IPv6 range that contains the root's addresses.
 var virtualRanges = [2]netip.Prefix{netip.MustParsePrefix("10.30.0.0/16"), netip.MustParsePrefix("fdff::/16")}

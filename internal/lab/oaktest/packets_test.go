@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// recorded are the tables of two workers: app.ns.server.test on w1, app.ns.client.test on w2.
+// recorded has the tables of two workers: app.ns.server.test on w1, app.ns.client.test on w2.
 type recorded map[string]entry
 
 var (
@@ -34,14 +34,14 @@ func (r recorded) own(a netip.Addr) (netip.Addr, bool) {
 	return netip.MustParseAddr(name), true
 }
 
-// ends are the addresses of a packet before the worker that sends it has translated it.
+// ends are the addresses of a packet before the sending worker has translated it.
 var ends = map[string]*[2][2]string{ // by worker: IPv4, IPv6
 	"w1": {{"10.18.0.2", "10.30.0.3"}, {"fc00::2", "fdff::1"}},
 	"w2": {{"10.18.0.66", "10.30.0.0"}, {"fc00::102", "fdff:2000::"}},
 }
 
-// TestPackets compares with each packet of the recorded tunnels what the double makes of the same packet before the
-// real NetManager had translated it, fragments among them, and then delivers it.
+// TestPackets compares each packet of the recorded tunnels with the double's translation of the packet that the real
+// NetManager had received, including fragments, and then delivers it.
 func TestPackets(t *testing.T) {
 	files, err := filepath.Glob("testdata/packets/*.jsonl")
 	if err != nil || len(files) != 4 {
@@ -112,13 +112,13 @@ func replayPacket(t *testing.T, caches map[string]*proxyCache, from, text string
 	}
 }
 
-// forgetChecksums overwrites what the translation has to write.
+// forgetChecksums overwrites the fields that the translation has to write.
 func forgetChecksums(raw []byte, p traffic.Packet) {
 	if p.Dst.Is4() {
 		copy(raw[10:], "xx")
 	}
 	if p.UDP {
-		copy(raw[p.L4+4:], "xxxx") // the length, too: a further fragment has data there
+		copy(raw[p.L4+4:], "xxxx") // the length, too: a later fragment has data there
 	} else {
 		copy(raw[p.L4+16:], "xx")
 	}

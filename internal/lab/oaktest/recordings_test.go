@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// recordings are all that were made of release v0.4.411, in the order of their making: each run began with an empty
+// recordings are all that were made of release v0.4.411, in the order of their making: each run started with an empty
 // cluster. Those with a reason are not replayed.
 var recordings = [][]struct{ name, reason string }{
 	{{"01-register", ""}, {"02-register-again", ""}, {"03-deploy", ""}, {"04-deploy-errors", ""},
@@ -39,7 +39,7 @@ var recordings = [][]struct{ name, reason string }{
 		{"62-kerb-checksums", "packets of a former Kerb"}},
 }
 
-// line is one of a recording: a message, a call of a part that the double does not play, or what was done.
+// line is a line of a recording: a message, a request of a component that the double does not simulate, or an action.
 type line struct {
 	From, To, Publish, Call, Note string
 	Payload, Body                 object
@@ -54,13 +54,13 @@ func read(t *testing.T, name string) (all []line) {
 	}
 	for s := bufio.NewScanner(bytes.NewReader(data)); s.Scan(); {
 		var l line
-		_ = json.Unmarshal(s.Bytes(), &l) // responses of a network manager have a body that is text
+		_ = json.Unmarshal(s.Bytes(), &l) // responses of a network manager have a string as body
 		all = append(all, l)
 	}
 	return all
 }
 
-// replay is the parts around the real service managers.
+// replay simulates the components around the real service managers.
 type replay struct {
 	*testing.T
 	broker    *Broker
@@ -70,7 +70,7 @@ type replay struct {
 	want, got []line
 	published int
 	names     map[any]string // of services, by the root's ids
-	numbers   map[string]int // of the instances that are scheduled next
+	numbers   map[string]int // of the instances to be scheduled next
 }
 
 func newReplay(t *testing.T, broker *Broker) *replay {
@@ -93,7 +93,7 @@ func newReplay(t *testing.T, broker *Broker) *replay {
 	return r
 }
 
-// A cluster of a test that has ended answers nothing more: the broker may be that of the next one.
+// A cluster of a finished test does not reply any more: the broker may be that of the next one.
 func TestClusterEnds(t *testing.T) {
 	b := NewBroker(t)
 	b.Start()
@@ -106,8 +106,8 @@ func TestClusterEnds(t *testing.T) {
 	}
 }
 
-// TestRecordings replays what the parts around the real service managers sent. The double must answer as they did,
-// after the same messages.
+// TestRecordings replays the messages of the components around the real service managers. The double must reply as they
+// did, after the same messages.
 func TestRecordings(t *testing.T) {
 	b := NewBroker(t)
 	b.Start()
@@ -127,7 +127,7 @@ func TestRecordings(t *testing.T) {
 	}
 }
 
-// before returns what a run began with and no recording has.
+// before returns the actions before a run, which are not in any recording.
 func (r *replay) before(first string) (all []line) {
 	const server, client = "app.ns.server.test", "app.ns.client.test"
 	switch first {
@@ -209,7 +209,7 @@ func (r *replay) await(met func() bool) {
 	})
 }
 
-// compare ends a recording. The managers answer two messages of one worker in either order.
+// compare ends a recording. The order of the managers' replies to two messages of one worker is not compared.
 func (r *replay) compare(name string) {
 	order := func(a, b line) int { return strings.Compare(a.Publish, b.Publish) }
 	slices.SortStableFunc(r.want, order)

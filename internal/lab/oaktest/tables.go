@@ -11,8 +11,8 @@ import (
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 )
 
-// learned is an answer of the cluster.
-type learned struct {
+// tableReply is a reply of the cluster to a table query.
+type tableReply struct {
 	Name string `json:"app_name"`
 	Key  string `json:"query_key"`
 	List []struct {
@@ -28,9 +28,9 @@ type learned struct {
 	} `json:"instance_list"`
 }
 
-// learn replaces a service's entries. Instances without all addresses are refused, one by one.
+// learn replaces a service's entries. Instances without all addresses are rejected, one by one.
 func (n *NetManager) learn(payload []byte) {
-	var in learned
+	var in tableReply
 	if err := json.Unmarshal(payload, &in); err != nil {
 		n.t.Errorf("%s: %v", payload, err)
 		return
@@ -81,8 +81,8 @@ func isAddress(s string) bool {
 	return err == nil
 }
 
-// query asks for a service by its name or an address, and waits. An address that is not answered is never asked for
-// again: only an answer that has it ends the waiting.
+// query queries a service by its name or an address, and waits for the reply. An address without a reply is never
+// queried again: only a reply that contains it ends the wait.
 func (n *NetManager) query(name, address string) {
 	key := name + address
 	done := make(chan struct{})
@@ -107,7 +107,7 @@ func (n *NetManager) query(name, address string) {
 	}
 }
 
-// interest begins an interest, or notes its use. That in an address is noted once. n.mu is held.
+// interest registers an interest, or extends it. An interest in an address is not extended. The caller holds n.mu.
 func (n *NetManager) interest(name string) {
 	if timer := n.interests[name]; timer != nil {
 		if !isAddress(name) {
@@ -116,7 +116,7 @@ func (n *NetManager) interest(name string) {
 		return
 	}
 	n.interests[name] = time.AfterFunc(n.InterestedFor, func() { n.expire(name) })
-	n.client.Subscribe("jobs/"+name+"/updates_available", 1, n.noticed)
+	n.client.Subscribe("jobs/"+name+"/updates_available", 1, n.handleNotice)
 }
 
 // expire ends an interest, unless an instance of the service is here.
@@ -138,7 +138,7 @@ func (n *NetManager) expire(name string) {
 	client.Unsubscribe("jobs/" + name + "/updates_available")
 }
 
-func (n *NetManager) noticed(_ mqtt.Client, m mqtt.Message) {
+func (n *NetManager) handleNotice(_ mqtt.Client, m mqtt.Message) {
 	go n.query(strings.Split(m.Topic(), "/")[1], "")
 }
 
@@ -152,7 +152,7 @@ func (n *NetManager) find(virtual netip.Addr) []entry {
 	return all
 }
 
-// lookup also reports whether the address has an interest: then it is not asked for again.
+// lookup also reports whether the address has an interest: then it is not queried again.
 func (n *NetManager) lookup(virtual netip.Addr) (all []entry, asked bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

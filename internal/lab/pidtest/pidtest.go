@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// firstNamespace is PROC_PID_INIT_INO of the kernel.
+// firstNamespace is the link of the initial PID namespace (PROC_PID_INIT_INO).
 const firstNamespace = "pid:[4026531836]"
 
 // NeedPIDs skips the test in a PID namespace, where processes have other ids.

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketBuffer is asked for in both directions; it holds over a second of
-// 100,000 small packets (the kernel charges each with about 1 KiB).
+// socketBuffer is requested for both directions; it holds over a second of 100,000 small packets (the kernel charges
+// each with about 1 KiB).
 const socketBuffer = 256 << 20
 
 // mmsghdr is struct mmsghdr (sys/socket.h).
@@ -35,8 +35,8 @@ type Batch struct {
 	msgs []mmsghdr
 }
 
-// NewSender connects a socket; its datagrams carry no UDP checksum, so that
-// programs on the way may rewrite the payload.
+// NewSender connects a socket; its datagrams have no UDP checksum, so that programs on the path may rewrite the
+// payload.
 func NewSender(to netip.AddrPort, size, batch int) (*Batch, error) {
 	b, err := newBatch(to.Addr(), size, batch)
 	if err != nil {
@@ -49,7 +49,7 @@ func NewSender(to netip.AddrPort, size, batch int) (*Batch, error) {
 	return b, b.closeOn(err)
 }
 
-// NewReceiver binds a socket whose Receive gives up after wait.
+// NewReceiver binds a socket whose Receive times out after wait.
 func NewReceiver(at netip.AddrPort, size, batch int, wait time.Duration) (*Batch, error) {
 	b, err := newBatch(at.Addr(), size, batch)
 	if err != nil {

@@ -16,8 +16,7 @@ type Pacer struct {
 	next int64
 }
 
-// maxLag is how far a pacer catches up; more would come as a burst that
-// overflows the queues of the machine.
+// maxLag is how much time a pacer catches up; more would be a burst that overflows the queues of the machine.
 const maxLag = int64(5 * time.Millisecond)
 
 // NewPacer returns a pacer whose first event is due now. It sets the thread's timer slack to the minimum.

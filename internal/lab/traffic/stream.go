@@ -28,18 +28,18 @@ const (
 	sendBatch      = 32
 	receiveBatch   = 128
 	receiveTimeout = 200 * time.Millisecond
-	// A receiver that waits for each packet is woken up by each, which takes a CPU of a virtual machine more time than the
-	// packets do, and takes it away from what is measured.
+	// Polling interval: a receiver that waits for each packet is woken up by each, which takes a virtual machine's CPU
+	// more time than the packets do, and distorts the measurement.
 	receiveGap = time.Millisecond
-	// drainTime is how long nothing may come at the end while packets are missing: on a busy machine they may wait in the
+	// drainTime is how long the receiver waits at the end for missing packets: on a busy machine they may wait in the
 	// backlog of a CPU, which a thread of ordinary priority empties.
 	drainTime = 10 * time.Second
 )
 
-// paceRate leaves room for the sender to be held up now and then.
+// paceRate compensates for delays of the sender.
 const paceRate = PacketRate * 120 / 100
 
-// StreamStats counts the packets of one stream by their fate.
+// StreamStats counts the packets of one stream by result.
 type StreamStats struct {
 	Sent, Received, Lost, Duplicated uint64
 	// Probes were sent before all other packets, and are not included in the other counts.
@@ -53,8 +53,7 @@ type StreamStats struct {
 	Rate      float64 // sent per second
 }
 
-// Stream sends numbered packets from one host to a port of another while
-// during runs, and accounts for each.
+// Stream sends numbered packets from one host to a port of another while during runs, and accounts for each.
 func Stream(from, to *netlab.Host, port uint16, during func() error) (StreamStats, error) {
 	s := &stream{from: from, at: netip.AddrPortFrom(to.Addr4(), port), to: to, flowing: make(chan struct{})}
 	if err := s.open(); err != nil {
@@ -82,12 +81,12 @@ type stream struct {
 	out, in  *Batch
 
 	flowing  chan struct{} // closed with the first packets sent
-	stop     atomic.Bool   // the sender
-	finished atomic.Bool   // the sender has
+	stop     atomic.Bool   // stops the sender
+	finished atomic.Bool   // the sender has ended
 	probes   uint64
 	sent     uint64
 	took     time.Duration
-	tally    tally
+	tally    receiverCounts
 	before   Losses
 }
 
@@ -122,7 +121,7 @@ func (s *stream) close() error {
 // ErrNoPath means that no packet arrived.
 var ErrNoPath = errors.New("no packet of the stream arrives")
 
-// probe resolves addresses before packets count.
+// probe resolves neighbour addresses before packets are counted.
 func (s *stream) probe() error {
 	for range 10 {
 		if _, err := s.out.Send(1); err != nil {
@@ -141,7 +140,7 @@ func (s *stream) losses() (l Losses, err error) {
 	return l, err
 }
 
-// run keeps the sender on the first CPU and the receiver on the second. Nothing begins before packets flow.
+// run keeps the sender on the first CPU and the receiver on the second. It calls during when packets flow.
 func (s *stream) run(during func() error) error {
 	sender, receiver := make(chan error, 1), make(chan error, 1)
 	go func() { receiver <- RunOnCPU(1, func() error { return RunRealtime(s.receive) }) }()
@@ -175,7 +174,7 @@ func (s *stream) send() error {
 	return nil
 }
 
-// receive ends when the sender has finished and nothing more comes.
+// receive ends when the sender has finished and nothing more arrives.
 func (s *stream) receive() error {
 	pacer, last := NewPacer(receiveGap), time.Now()
 	for {
@@ -198,19 +197,19 @@ func (s *stream) receive() error {
 	}
 }
 
-// settled reports whether each packet that was sent has come or is known to be lost.
+// settled reports whether each sent packet has arrived or is known to be lost.
 func (s *stream) settled() bool {
 	now, err := s.losses()
 	return err != nil || !s.misses(now.Sub(s.before))
 }
 
-// misses reports whether packets have neither come nor are lost.
+// misses reports whether packets have neither arrived nor are known to be lost.
 func (s *stream) misses(lost Losses) bool {
 	return s.tally.received-s.tally.duplicated+lost.Socket+lost.Backlog < s.sent
 }
 
-// tally is the receiver's notes.
-type tally struct {
+// receiverCounts are the receiver's counts.
+type receiverCounts struct {
 	seen                           []uint8 // by sequence number
 	received, duplicated           uint64
 	unprocessed, doubled, backward uint64
@@ -218,7 +217,7 @@ type tally struct {
 	last                           uint32
 }
 
-func (t *tally) add(payload []byte) {
+func (t *receiverCounts) add(payload []byte) {
 	if len(payload) < PayloadSize {
 		return
 	}
@@ -240,8 +239,8 @@ func (t *tally) add(payload []byte) {
 	t.note(binary.NativeEndian.Uint32(payload[OffsetGen:]))
 }
 
-// mark remembers a sequence number and reports whether it came before.
-func (t *tally) mark(seq uint64) bool {
+// mark records a sequence number and reports whether it was recorded before.
+func (t *receiverCounts) mark(seq uint64) bool {
 	for uint64(len(t.seen)) <= seq {
 		t.seen = append(t.seen, make([]uint8, max(1<<20, len(t.seen)))...)
 	}
@@ -250,7 +249,7 @@ func (t *tally) mark(seq uint64) bool {
 	return again
 }
 
-func (t *tally) note(generation uint32) {
+func (t *receiverCounts) note(generation uint32) {
 	if generation == t.last {
 		return
 	}

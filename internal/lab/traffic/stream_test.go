@@ -22,9 +22,9 @@ func TestAccount(t *testing.T) {
 		payload(0, 1, 1), // a probe
 		payload(1, 1, 1),
 		payload(2, 1, 2),
-		payload(2, 1, 2), // again
-		payload(3, 0, 0), // missed by the module
-		payload(4, 2, 3), // seen twice
+		payload(2, 1, 2), // a duplicate
+		payload(3, 0, 0), // not processed by the module
+		payload(4, 2, 3), // processed twice
 		payload(6, 1, 2), // 5 is lost; generation 2 after 3
 		payload(6, 1, 2)[:8],
 	} {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	streamChunk = 256 << 10              // bytes a write
+	streamChunk = 256 << 10              // bytes per write
 	streamWarm  = 100 * time.Millisecond // slow start is not counted
 	tcpTimeout  = 5 * time.Second        // a blocked peer ends the run
 )
@@ -42,8 +42,7 @@ func Connect(from, to *netlab.Host, at netip.AddrPort) (*Pair, error) {
 	return &Pair{client, server}, errors.Join(noDelay(client), noDelay(server))
 }
 
-// listen also limits the wait for the connection; what it accepts inherits
-// the limit.
+// listen also limits the wait for the connection; accepted sockets inherit the timeout.
 func listen(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 	err = h.Do(func() error {
 		if fd, err = tcpSocket(at.Addr()); err != nil {
@@ -73,8 +72,8 @@ func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 	return fd, err
 }
 
-// connect and accept continue after a signal: with a time limit on the socket the kernel does not do so by itself. A
-// second connect(2) waits for what the first one began.
+// connect and accept retry after a signal: with a timeout on the socket, the kernel does not restart the call. A second
+// connect(2) waits for the first handshake.
 func connect(fd int, at netip.AddrPort) (err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
 		err = unix.Connect(fd, sockaddr(at))
@@ -178,7 +177,7 @@ func (p *Pair) stream(end time.Time) error {
 	return unix.Shutdown(p.client, unix.SHUT_WR)
 }
 
-// sink counts from the first bytes after slow start to the last ones, whatever of the stream is under way when it ends.
+// sink measures from the first bytes after slow start to the last ones, regardless of data in flight at the end.
 func (p *Pair) sink() (bitsPerSecond float64, err error) {
 	trash := make([]byte, 4*streamChunk)
 	warm := time.Now().Add(streamWarm)

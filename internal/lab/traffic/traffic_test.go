@@ -34,8 +34,7 @@ func twoHosts(t *testing.T) (a, b *netlab.Host) {
 	return a, b
 }
 
-// A batch of datagrams arrives whole and in order, and a receiver without
-// traffic gives up.
+// A batch of datagrams arrives whole and in order, and a receiver without traffic times out.
 func TestBatch(t *testing.T) {
 	a, b := twoHosts(t)
 	at := netip.AddrPortFrom(b.Addr4(), 7000)
@@ -91,7 +90,7 @@ func TestLossesSeesAFullSocket(t *testing.T) {
 	}
 	defer in.Close()
 	defer out.Close()
-	if n, err := out.Send(1); n != 1 || err != nil { // resolves the address
+	if n, err := out.Send(1); n != 1 || err != nil { // resolves the neighbour address
 		t.Fatal(err)
 	}
 	if n, err := in.Receive(); n != 1 || err != nil {
@@ -168,7 +167,7 @@ func TestPinnedHoldsOneCPUAndLetsGo(t *testing.T) {
 	}
 }
 
-// shrink leaves room for a few datagrams.
+// shrink reduces the receive buffer to a few datagrams.
 func (b *Batch) shrink() error {
 	return unix.SetsockoptInt(b.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1)
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// failing records the error of a test that fails.
+// failing records the error of a failed test.
 type failing struct {
 	testing.TB
 	text string

@@ -40,7 +40,7 @@ func Start(t *testing.T, ns *netlab.Namespace, address netip.Addr) *Server {
 	return &Server{server, t}
 }
 
-// need ends the test at an error.
+// need fails the test on an error.
 func (s *Server) need(err error) {
 	s.t.Helper()
 	if err != nil {

@@ -27,7 +27,7 @@ func Oakestra(dir string) error {
 // have left, builds kerb, and lets the package prepare further files in a directory that every user may enter.
 func Main(m *testing.M, prepare ...func(dir string) error) int {
 	if os.Geteuid() != 0 {
-		return m.Run() // tests of nodes skip
+		return m.Run() // tests of nodes are skipped
 	}
 	dir, err := tempdir.New()
 	if err != nil {

@@ -35,13 +35,14 @@ type Node struct {
 
 var nodes atomic.Int32
 
-// prefix is that of one more node. It may have 9 letters and digits, of which the process's number takes 5 at most.
+// prefix returns the prefix of a further node. It may have 9 letters and digits, of which the process id takes at most
+// 5.
 func prefix() string {
 	i := nodes.Add(1)
 	return fmt.Sprintf("kt%s%c%c", strconv.FormatInt(int64(os.Getpid()), 36), 'a'+i/26%26, 'a'+i%26)
 }
 
-// New returns a node until the test ends. Its agent is not started yet.
+// New returns a node, which exists until the test ends. Its agent is not started yet.
 func New(t *testing.T) *Node {
 	t.Helper()
 	return Open(t, netlab.Options{Gateway: true})
@@ -100,7 +101,7 @@ func (n *Node) end() {
 	}
 }
 
-// need ends the test at an error.
+// need fails the test on an error.
 func (n *Node) need(err error) {
 	n.T.Helper()
 	if err != nil {

@@ -24,8 +24,8 @@ const (
 	managerMTU    = 1450
 )
 
-// wires are a network manager's devices and sockets.
-type wires struct {
+// devices are a network manager's devices and sockets.
+type devices struct {
 	tun    *os.File
 	socket *net.UDPConn
 	ns     netns.NsHandle
@@ -38,14 +38,14 @@ type wires struct {
 	veths int
 }
 
-// hosted is a service that is connected here.
+// hosted is a service that is connected to the bridge.
 type hosted struct {
 	addresses [2]netip.Addr
 	veth      string
 }
 
-// open makes the TUN device and the tunnel's socket, in the network of the calling thread.
-func (w *wires) open() (err error) {
+// open creates the TUN device and the tunnel's socket, in the network namespace of the calling thread.
+func (w *devices) open() (err error) {
 	if w.ns, err = netns.Get(); err != nil {
 		return err
 	}
@@ -75,17 +75,17 @@ func (w *wires) open() (err error) {
 	return err
 }
 
-func (w *wires) address(link netlink.Link, text string) error {
+func (w *devices) address(link netlink.Link, text string) error {
 	return netlab.AddAddresses(w.links, link, netip.MustParsePrefix(text))
 }
 
-// addBridge makes the bridge with the first addresses of two networks, of 62 and 254 addresses.
-func (w *wires) addBridge(first [2]netip.Addr) error {
+// addBridge creates the bridge with the first addresses of two networks, of 62 and 254 addresses.
+func (w *devices) addBridge(first [2]netip.Addr) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = managerBridge, managerMTU
-	attrs.HardwareAddr = netlab.BridgeMAC // NetManager does not: its containers may lose their gateway for a while
+	attrs.HardwareAddr = netlab.BridgeMAC // unlike NetManager, whose containers may lose their gateway for a while
 	w.bridge = &netlink.Bridge{LinkAttrs: attrs}
 	if err := w.links.LinkAdd(w.bridge); err != nil {
 		return err
@@ -100,8 +100,8 @@ func (w *wires) addBridge(first [2]netip.Addr) error {
 		netlab.AddAddresses(w.links, w.bridge, netip.PrefixFrom(w.gate[1], 120)), w.links.LinkSetUp(w.bridge))
 }
 
-// addService connects the network namespace of a process with the bridge.
-func (w *wires) addService(pid int) (*hosted, error) {
+// addService connects the network namespace of a process to the bridge.
+func (w *devices) addService(pid int) (*hosted, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.bridge == nil || len(w.free) == 0 {
@@ -133,7 +133,7 @@ func (w *wires) addService(pid int) (*hosted, error) {
 	return h, nil
 }
 
-func (w *wires) configure(inner *netlink.Handle, h *hosted) error {
+func (w *devices) configure(inner *netlink.Handle, h *hosted) error {
 	link, err := inner.LinkByName("veth0")
 	if err != nil {
 		return err
@@ -146,17 +146,17 @@ func (w *wires) configure(inner *netlink.Handle, h *hosted) error {
 	return err
 }
 
-// removeService frees the addresses, which the next service gets at once.
-func (w *wires) removeService(h *hosted) {
+// removeService frees the addresses, which the next service reuses immediately.
+func (w *devices) removeService(h *hosted) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if link, err := w.links.LinkByName(h.veth); err == nil { // it leaves with the container otherwise
+	if link, err := w.links.LinkByName(h.veth); err == nil { // otherwise it was removed with the container
 		_ = w.links.LinkDel(link)
 	}
 	w.free = append([][2]netip.Addr{h.addresses}, w.free...)
 }
 
-func (w *wires) close() {
+func (w *devices) close() {
 	if w.socket != nil {
 		_ = w.socket.Close()
 	}
@@ -169,7 +169,7 @@ func (w *wires) close() {
 	}
 }
 
-// fromServices translates what services send, one packet after another, and sends it from one UDP port for each worker.
+// fromServices translates packets of services one after another, and sends them from one UDP port for each worker.
 func (n *NetManager) fromServices() {
 	sockets := map[netip.AddrPort]*net.UDPConn{}
 	for buffer := make([]byte, 1<<16); ; {
@@ -201,7 +201,7 @@ func (n *NetManager) send(sockets map[netip.AddrPort]*net.UDPConn, to netip.Addr
 			sockets[to], err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
 			return err
 		})
-		if err != nil { // the worker is gone
+		if err != nil { // the worker is unreachable
 			delete(sockets, to)
 			return
 		}
@@ -209,7 +209,7 @@ func (n *NetManager) send(sockets map[netip.AddrPort]*net.UDPConn, to netip.Addr
 	_, _ = sockets[to].Write(raw)
 }
 
-// fromNodes delivers what other workers send.
+// fromNodes delivers packets of other workers.
 func (n *NetManager) fromNodes() {
 	for buffer := make([]byte, 1<<16); ; {
 		size, err := n.wires.socket.Read(buffer)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Colours, of terminals only.
+// Colours, only on terminals.
 const (
 	bold  = "1"
 	dim   = "2"
@@ -22,19 +22,19 @@ const (
 	cyan  = "36"
 )
 
-// teller prints the steps and results of the demo, and counts its checks.
-type teller struct {
+// printer prints the steps and results of the demo, and counts its checks.
+type printer struct {
 	out      io.Writer
 	terminal bool
 	started  time.Time
 
-	cut            func() bool // whether the demo was interrupted; may be nil
+	interrupted    func() bool // reports whether the demo was interrupted; may be nil
 	mu             sync.Mutex
 	passed, failed int
 }
 
-func newTeller(out io.Writer, plain bool) *teller {
-	return &teller{out: out, terminal: !plain && isTerminal(out), started: time.Now()}
+func newPrinter(out io.Writer, plain bool) *printer {
+	return &printer{out: out, terminal: !plain && isTerminal(out), started: time.Now()}
 }
 
 func isTerminal(w io.Writer) bool {
@@ -46,51 +46,52 @@ func isTerminal(w io.Writer) bool {
 	return err == nil
 }
 
-func (t *teller) paint(colour, text string) string {
+func (t *printer) paint(colour, text string) string {
 	if !t.terminal {
 		return text
 	}
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-func (t *teller) heading(n, of int, title string) {
+func (t *printer) heading(n, of int, title string) {
 	at := fmt.Sprintf("%4.1f s", time.Since(t.started).Seconds())
 	fmt.Fprintf(t.out, "\n%s %s  %s\n", t.paint(cyan, fmt.Sprintf("[%d/%d]", n, of)), t.paint(bold, title),
 		t.paint(dim, at))
 }
 
-// say prints what happens.
-func (t *teller) say(format string, args ...any) {
+// say prints a line of text.
+func (t *printer) say(format string, args ...any) {
 	fmt.Fprintln(t.out, " ", fmt.Sprintf(format, args...))
 }
 
 // command prints a command line.
-func (t *teller) command(line string) {
+func (t *printer) command(line string) {
 	fmt.Fprintf(t.out, "  %s\n", t.paint(bold, "$ "+line))
 }
 
 // show prints the output of a command, or a file.
-func (t *teller) show(text string) {
+func (t *printer) show(text string) {
 	for line := range strings.Lines(text) {
 		fmt.Fprintf(t.out, "    %s\n", strings.TrimRight(line, "\n"))
 	}
 }
 
 // progress overwrites its line on a terminal; elsewhere it prints nothing.
-func (t *teller) progress(format string, args ...any) {
+func (t *printer) progress(format string, args ...any) {
 	if t.terminal {
 		fmt.Fprint(t.out, "\r\x1b[K  ", t.paint(dim, fmt.Sprintf(format, args...)))
 	}
 }
 
-func (t *teller) endProgress() {
+func (t *printer) endProgress() {
 	if t.terminal {
 		fmt.Fprint(t.out, "\r\x1b[K")
 	}
 }
 
-// check prints a claim and whether it held, and seen if it did not. Nothing is claimed of what was interrupted.
-func (t *teller) check(claim string, held bool, seen string, args ...any) {
+// check prints a claim and whether it held, and the observed result if it did not. After an interrupt, a failed check
+// is not reported.
+func (t *printer) check(claim string, held bool, seen string, args ...any) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if held {
@@ -98,7 +99,7 @@ func (t *teller) check(claim string, held bool, seen string, args ...any) {
 		fmt.Fprintf(t.out, "  %s  %s\n", t.paint(green, "ok"), claim)
 		return
 	}
-	if t.cut != nil && t.cut() {
+	if t.interrupted != nil && t.interrupted() {
 		return
 	}
 	t.failed++
@@ -106,8 +107,8 @@ func (t *teller) check(claim string, held bool, seen string, args ...any) {
 		fmt.Sprintf(seen, args...))
 }
 
-// summary is the last line. An error that ended the demo early counts as a failure.
-func (t *teller) summary(err error) {
+// summary prints the last line. An error that ended the demo early counts as a failure.
+func (t *printer) summary(err error) {
 	if err != nil {
 		t.failed++
 	}

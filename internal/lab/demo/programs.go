@@ -14,8 +14,8 @@ import (
 	"github.com/cilium/ebpf/pin"
 )
 
-// notePrograms remembers the programs of everything that is pinned now, to look for them at the end.
-func (d *demo) notePrograms() error {
+// recordPrograms records all pinned programs, for the final check.
+func (d *demo) recordPrograms() error {
 	for p, err := range pin.WalkDir(pinsIn, nil) {
 		if err != nil {
 			return fmt.Errorf("list programs in %s: %w", pinsIn, err)
@@ -25,7 +25,7 @@ func (d *demo) notePrograms() error {
 			return fmt.Errorf("%s: %w", p.Path, err)
 		}
 		if id != 0 {
-			d.noteProgram(uint32(id))
+			d.recordProgram(uint32(id))
 		}
 	}
 	if len(d.programs) == 0 {
@@ -34,7 +34,7 @@ func (d *demo) notePrograms() error {
 	return nil
 }
 
-func (d *demo) noteProgram(id uint32) {
+func (d *demo) recordProgram(id uint32) {
 	if d.programs == nil {
 		d.programs = map[uint32]bool{}
 	}
@@ -61,7 +61,7 @@ func programOf(pinned io.Closer) (ebpf.ProgramID, error) {
 	return 0, nil
 }
 
-// programsLeft looks for the programs that ran. The kernel releases them a moment after their last user.
+// programsLeft returns recorded programs that still exist. The kernel releases them a moment after their last user.
 func (d *demo) programsLeft() []string {
 	var left []string
 	for range 300 {
