@@ -113,14 +113,18 @@ func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 func loadModule(t testing.TB, hook chain.Hook, mod dataplane.Module) *kernel {
 	t.Helper()
 	sdktest.NeedRoot(t)
-	side := chain.OnXDP
-	if hook == chain.TC {
-		side = chain.OnTCEgress
-	}
-	l, err := dataplane.Load(side, chain.Ingress, mod)
+	l, err := dataplane.Load(sideOf(hook), chain.Ingress, mod)
 	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
+}
+
+// sideOf returns where a hook sees packets to the service.
+func sideOf(hook chain.Hook) chain.Side {
+	if hook == chain.TC {
+		return chain.OnTCEgress
+	}
+	return chain.OnXDP
 }
 
 // otherWay is the same for packets from the service, on the same maps.
