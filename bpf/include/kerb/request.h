@@ -230,16 +230,21 @@ static __always_inline int kerb_request_read(struct kerb_request *r, struct kerb
 	return KERB_REQUEST_MALFORMED;
 }
 
+/* Detached: the comparisons would bound pkt->l4 differently for each length of the header, and
+ * Linux 7 would walk all following code once for each. */
 static __always_inline int kerb_ip4_checksum_right(const struct kerb_pkt *pkt,
 						   const struct iphdr *ip)
 {
 	const __u32 *w = (const void *)ip;
-	__u64 sum = (__u64)w[0] + w[1] + w[2] + w[3] + w[4], off = pkt->l3 + sizeof(*ip);
+	__u64 sum = (__u64)w[0] + w[1] + w[2] + w[3] + w[4];
+	__u64 off = pkt->l3 + sizeof(*ip), end = pkt->l4;
 
+	kerb_detach(off);
+	kerb_detach(end);
 	for (int i = 0; i < 10; i++) {
 		__u32 *p;
 
-		if (off >= pkt->l4)
+		if (off >= end)
 			break;
 		p = kerb_at(pkt, off, 4);
 		if (!p)

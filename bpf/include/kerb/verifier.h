@@ -9,14 +9,17 @@
  * compiler uses known values, too: it turns arithmetic into branches, or removes bounds that the
  * verifier needs, which kerb_opaque and kerb_bound prevent.
  *
- * kerb_ctx_field     all kernels kerb_opaque        bounds: all kernels; up to Linux 6.7 a
- * comparison with != gives no bound, up to 6.12 a u16 loses its bound on the stack. Branches: all
- * kernels kerb_bound         up to 6.1 a bound applies only to the register that is compared or
- * masked kerb_detach        all kernels: a comparison also bounds the registers that a number was
- * computed from kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix all kernels,
- * most useful up to 6.1 kerb_key32, kerb_overwritten all kernels: the stack is compared in slots of
- * 8 bytes, and a write to 4 of them does not end the lifetime of the previous contents of the
- * slot */
+ * Kernels that need them:
+ *  - kerb_ctx_field: all
+ *  - kerb_opaque: all, as it prevents branches; for bounds up to Linux 6.7, where a comparison with
+ *    != gives no bound, and up to 6.12, where a u16 loses its bound on the stack
+ *  - kerb_bound: up to 6.1, where a bound applies only to the register compared or masked
+ *  - kerb_detach: all, as a comparison also bounds the registers that a number was computed
+ *    from; most of all from 7.0, which keeps more of these relations
+ *  - kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix: all, most useful up to
+ *    6.1
+ *  - kerb_key32, kerb_overwritten: all, as the stack is compared in slots of 8 bytes, and a write
+ *    to 4 of them does not end the lifetime of the previous contents of the slot */
 #ifndef KERB_VERIFIER_H
 #define KERB_VERIFIER_H
 
