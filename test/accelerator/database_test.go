@@ -22,7 +22,7 @@ func (n *node) redis() {
 		"--protected-mode", "no", "--save", "", "--appendonly", "no")
 }
 
-// redis by its own benchmark, with and without pipelines, and with values that are more than a buffer.
+// redis with its own benchmark, with and without pipelines, and with values larger than a buffer.
 func TestRedis(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.website()
@@ -77,7 +77,7 @@ func (n *node) traced(name string, args ...string) {
 
 const postgresPort = 5432
 
-// postgres runs PostgreSQL on a host, as the user that it wants.
+// postgres runs PostgreSQL on a host, as the user that it requires.
 func (n *node) postgres() {
 	n.T.Helper()
 	owner, err := user.Lookup("postgres")
@@ -104,12 +104,12 @@ func (n *node) postgres() {
 	n.daemon(n.b, postgresPort, "setpriv", append(as, filepath.Join(bin, "postgres"), "-D", data, "-c",
 		"listen_addresses=*",
 		"-c", "unix_socket_directories=", "-c", "fsync=off", "-p", fmt.Sprint(postgresPort))...)
-	n.Eventually("PostgreSQL has started up", func() bool { // it takes connections before, and refuses what they ask
+	n.Eventually("PostgreSQL has started up", func() bool { // earlier it accepts connections, and rejects queries
 		return n.command(n.T.Context(), n.b, "pg_isready", "-q", "-h", n.b.Addr4().String()).Run() == nil
 	})
 }
 
-// PostgreSQL by pgbench, whose books have to balance; a table of 10 MB goes out and comes in again.
+// PostgreSQL with pgbench, whose balances must add up; a table of 10 MB is exported and imported again.
 func TestPostgres(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.postgres()

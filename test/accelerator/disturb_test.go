@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// disturbances are what an operator, or bad luck, does to a module that works. Each leaves it working.
+// disturbances are operations and failures that affect a working module. Each leaves it working.
 var disturbances = []struct {
 	what string
 	do   func(*node)
@@ -46,14 +46,14 @@ var disturbances = []struct {
 		if _, err := os.Stat(n.BPF); !os.IsNotExist(err) {
 			n.T.Errorf("pins are left: %v", err)
 		}
-		time.Sleep(200 * time.Millisecond) // conversations without anything of Kerb
+		time.Sleep(200 * time.Millisecond) // conversations without Kerb
 		n.Start()
 		n.Apply(service(n.a), service(n.b), accelerator(allowed()))
 	}},
 }
 
-// The agent is killed, the module changed, removed and purged in the middle of conversations. None of them notices, and
-// the next ones are accelerated again.
+// The agent is killed, and the module changed, removed and purged during conversations. None of them is affected, and
+// later ones are accelerated again.
 func TestDisturbed(t *testing.T) {
 	if plain {
 		t.Skip("there is nothing to disturb")

@@ -17,9 +17,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/pki"
 )
 
-// envoyFilters is Envoy with all that reads from a connection before a filter of the protocol does: the PROXY protocol,
-// the inspectors of TLS and HTTP, and where a connection was going before REDIRECT. The first listener has HTTP/1 or 2,
-// with or without TLS, and talks to the second one in TLS, which passes bytes to the server.
+// envoyFilters is a configuration of Envoy with all filters that read from a connection before the protocol's filter:
+// the PROXY protocol, the inspectors of TLS and HTTP, and the original destination before REDIRECT. The first listener
+// has HTTP/1 or 2, with or without TLS, and connects with TLS to the second one, which passes bytes to the server.
 const envoyFilters = `
 static_resources:
   listeners:
@@ -68,18 +68,18 @@ static_resources:
     load_assignment: {cluster_name: site, endpoints: [{lb_endpoints: [{endpoint: {address: {socket_address: {address: %[3]s, port_value: %[4]d}}}}]}]}
 `
 
-// unlikeTCP are calls that sockets with redirected data answer otherwise (docs/accelerator.md).
+// unlikeTCP matches calls that behave differently on sockets with redirected data (docs/accelerator.md).
 var unlikeTCP = regexp.MustCompile(`FIONREAD|\bsplice\(|MSG_WAITALL|MSG_OOB|MSG_ZEROCOPY|SO_RCVLOWAT|SO_PEEK_OFF|` +
 	`SO_BUSY_POLL|SO_ZEROCOPY|TCP_ULP|TCP_ZEROCOPY_RECEIVE|io_uring_setup`)
 
-// tracing are the arguments of strace that has these calls in a file.
+// tracing returns the arguments of strace that writes these calls to a file.
 func tracing(file string) []string {
 	return []string{"-f", "-qq", "-o", file, "-e",
 		"trace=ioctl,splice,recvfrom,recvmsg,recvmmsg,sendto,sendmsg,setsockopt,getsockopt,io_uring_setup"}
 }
 
-// Envoy makes none of the calls that are not as on TCP, whatever reads from a connection first: neither
-// ioctl(FIONREAD), which the buffers of libevent have, that it is linked with, nor the others.
+// Envoy makes none of the calls that behave differently from TCP, whatever reads from a connection first: neither
+// ioctl(FIONREAD), which the buffers of the linked libevent use, nor the others.
 func TestEnvoyCalls(t *testing.T) {
 	envoy := installed(t, envoyPath)
 	strace := installed(t, "strace")
@@ -126,7 +126,7 @@ func TestEnvoyCalls(t *testing.T) {
 	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.account())
 }
 
-// traceFinds checks that strace would have the call in the file.
+// traceFinds checks that strace would write the call to the file.
 func (n *node) traceFinds(strace, file string) {
 	n.T.Helper()
 	script := "import fcntl, socket, termios; a, b = socket.socketpair(); fcntl.ioctl(a, termios.FIONREAD, b'1234')"

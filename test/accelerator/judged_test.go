@@ -11,7 +11,7 @@ import (
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
-// account is what the module says it did, over all pairs of services.
+// account returns the module's counts, summed over all pairs of services.
 func (n *node) account() (sum modules.PairReport) {
 	n.T.Helper()
 	var pairs []modules.PairReport
@@ -31,7 +31,7 @@ func (n *node) account() (sum modules.PairReport) {
 	return sum
 }
 
-// guarded reports whether splice(2) fails on sockets that take part.
+// guarded reports whether splice(2) fails on accelerated sockets.
 func (n *node) guarded() bool {
 	n.T.Helper()
 	var kernel modules.KernelReport
@@ -39,7 +39,7 @@ func (n *node) guarded() bool {
 	return kernel.Guard
 }
 
-// executables are what the module thinks of programs, by name.
+// executables returns the module's verdicts on programs, by name.
 func (n *node) executables() map[string]modules.ExecutableReport {
 	n.T.Helper()
 	var all []modules.ExecutableReport
@@ -51,8 +51,7 @@ func (n *node) executables() map[string]modules.ExecutableReport {
 	return found
 }
 
-// known runs something again and again until the module knows the programs in it: the first connection of each is
-// plain.
+// known repeats run until the module knows the programs in it: the first connection of each is plain.
 func (n *node) known(run func(), programs ...string) {
 	n.T.Helper()
 	run()
@@ -67,7 +66,7 @@ func (n *node) known(run func(), programs ...string) {
 }
 
 // judged checks the module's verdict on each program that ran: their connections were accelerated, or they are
-// kept out, with the reason.
+// excluded, with the reason.
 func (n *node) judged(programs ...string) {
 	n.T.Helper()
 	if plain {

@@ -10,7 +10,7 @@ import (
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
-// Each program that takes part by itself is driven here, and messages of its connections are redirected: both ends are
+// Each program that is accelerated by default runs here, and messages of its connections are redirected: both ends are
 // in the table.
 func TestKnownPrograms(t *testing.T) {
 	if plain {
@@ -39,7 +39,7 @@ func TestKnownPrograms(t *testing.T) {
 	}
 }
 
-// drivers start servers, and return what has each known program talk.
+// drivers start servers, and return functions that generate traffic of each known program.
 func (n *node) drivers() map[string]func() {
 	n.T.Helper()
 	dir := n.website()
@@ -67,7 +67,7 @@ func (n *node) drivers() map[string]func() {
 		"redis-benchmark": redis, "psql": psql, "postgres": pgbench, "pgbench": pgbench}
 }
 
-// installedEnvoy runs Envoy on b where images have it, in a mount namespace of its own.
+// installedEnvoy runs Envoy on b at its path in images, in a separate mount namespace.
 func (n *node) installedEnvoy() {
 	n.T.Helper()
 	n.daemon(n.b, proxyPort, "unshare", "--mount", "sh", "-ec", `mount -t tmpfs -o mode=755 tmpfs /usr/local

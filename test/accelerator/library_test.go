@@ -13,7 +13,7 @@ import (
 )
 
 // libraries are packages of Go's standard library whose own tests run here. Two tests of net/http copy from one TCP
-// connection to another with io.Copy, which splices: docs/accelerator.md says that such programs may not be allowed.
+// connection to another with io.Copy, which splices: docs/accelerator.md states that such programs may not be allowed.
 var libraries = []struct{ name, skip string }{
 	{"net", ""},
 	{"net/http", "^(TestTransportProxy|TestSOCKS5Proxy)$"},

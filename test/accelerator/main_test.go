@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// Programs that the tests run, alongside kerb.
+// Programs that the tests run, in addition to kerb.
 var (
 	talker string // testdata/peer
 	copier string // testdata/copier

@@ -12,14 +12,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/pidtest"
 )
 
-// everything enrols connections that would be left alone, as they are short.
+// everything returns a config that also accelerates short connections.
 func everything(mode string) map[string]any {
 	config := allowed()
 	config["mode"], config["thresholds"] = mode, map[string]any{"minTurns": 0}
 	return config
 }
 
-// number is one that the environment may say.
+// number returns the value of an environment variable, or a default.
 func number(t *testing.T, name string, usual int) int {
 	t.Helper()
 	text := os.Getenv(name)
@@ -33,7 +33,7 @@ func number(t *testing.T, name string, usual int) int {
 	return n
 }
 
-// empty checks that no connection has left anything in the module's maps.
+// empty checks that no connection has left entries in the module's maps.
 func (n *node) empty() {
 	n.T.Helper()
 	for _, name := range []string{"ends", "sockets", "offers"} {
@@ -41,7 +41,7 @@ func (n *node) empty() {
 	}
 }
 
-// Connections that end leave nothing behind: KERB_CONNECTIONS of them.
+// Connections that end leave no entries: KERB_CONNECTIONS of them.
 func TestEntries(t *testing.T) {
 	n := newAcceleratedNode(t, everything("adaptive"))
 	count := number(t, "KERB_CONNECTIONS", 5_000)
@@ -66,7 +66,7 @@ func TestEntries(t *testing.T) {
 	n.empty()
 }
 
-// warm returns when a server and its clients have been judged.
+// warm waits until the module has evaluated a server and its clients.
 func (n *node) warm(server *peer) {
 	n.T.Helper()
 	if plain {
@@ -81,8 +81,8 @@ func (n *node) warm(server *peer) {
 	})
 }
 
-// memory is what the kernel has taken for small objects of general use, in bytes: those of maps and of sockets in maps
-// are among them, while inodes and the like, of which others on the machine use many, are not.
+// memory returns the kernel's memory for small objects of general use, in bytes. It includes elements of maps and
+// sockets in maps, but not objects such as inodes, of which other processes use many.
 func memory(t *testing.T) (sum int) {
 	t.Helper()
 	caches, err := os.ReadFile("/proc/slabinfo")
@@ -100,8 +100,8 @@ func memory(t *testing.T) (sum int) {
 	return sum
 }
 
-// hold returns when a client has taken turns on each of its connections. It takes as many again for each byte that it
-// is sent.
+// hold returns when a client has used each of its connections turns times. It repeats that for each byte written to its
+// standard input.
 func (n *node) hold(turns, connections int) *peer {
 	n.T.Helper()
 	p := n.startPeer(n.a, silence, append(append([]string{"hold", strconv.Itoa(turns)}, to(addresses(n.b))...),
@@ -110,7 +110,7 @@ func (n *node) hold(turns, connections int) *peer {
 	return p
 }
 
-// Connections that are idle leave the map, and continue, also if the agent was killed meanwhile.
+// Idle connections leave the map, and continue, also if the agent was killed in the meantime.
 func TestIdle(t *testing.T) {
 	if plain {
 		t.Skip("nothing goes out of a map")
@@ -125,7 +125,7 @@ func TestIdle(t *testing.T) {
 	client := n.hold(8, connections)
 	n.Eventually("the connections have left", func() bool { return n.account().Refused["idle"] >= connections })
 	n.Kill()
-	_, _ = client.stdin.Write([]byte{0}) // has ended: finish reports it
+	_, _ = client.stdin.Write([]byte{0}) // may have ended: finish reports it
 	n.Start()
 	n.settled()
 	n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
@@ -140,7 +140,7 @@ func TestIdle(t *testing.T) {
 	n.empty()
 }
 
-// held is the memory that connections take when they have just taken some turns, and when they are idle.
+// held returns the memory of connections right after some turns, and when they are idle.
 func (n *node) held(server *peer, connections int) (active, idle int) {
 	n.T.Helper()
 	n.Eventually("earlier connections are forgotten", func() bool { return plain || n.entries("ends") == 0 })
@@ -158,8 +158,8 @@ func (n *node) held(server *peer, connections int) (active, idle int) {
 	return active, idle
 }
 
-// The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on
-// the machine has to be at rest. The kernel's sk_psock of connections that talk are 20.5 MB; that of idle ones has a
+// The memory of 10,000 accelerated connections in addition to that of as many plain ones, measured with KERB_MEMORY=1
+// on an otherwise idle machine. The kernel's sk_psock of active connections take 20.5 MB; that of idle ones has a
 // limit.
 func TestMemory(t *testing.T) {
 	if os.Getenv("KERB_MEMORY") == "" || plain {

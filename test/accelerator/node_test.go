@@ -28,10 +28,10 @@ type node struct {
 	cgroup *os.File
 }
 
-// plain leaves the accelerator out.
+// plain disables the accelerator.
 var plain = os.Getenv("KERB_PLAIN") != ""
 
-// newNode makes a node without an agent.
+// newNode returns a node without an agent.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	cgroup, err := os.Open(cgrouptest.New(t, "", "kerb-peers"))
@@ -45,7 +45,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// newAcceleratedNode is a node whose services are accelerated.
+// newAcceleratedNode returns a node whose services are accelerated.
 func newAcceleratedNode(t *testing.T, config map[string]any) *node {
 	t.Helper()
 	n := newNode(t)
@@ -59,7 +59,7 @@ func newAcceleratedNode(t *testing.T, config map[string]any) *node {
 
 func service(h *netlab.Host) v1.Service { return kerbnode.Service(h, "app=mesh") }
 
-// accelerator is the module fast.
+// accelerator returns the module fast.
 func accelerator(config map[string]any) v1.Module {
 	return kerbnode.Module("fast", "accelerator", "app=mesh", config)
 }
@@ -71,8 +71,8 @@ func (n *node) command(ctx context.Context, h *netlab.Host, name string, args ..
 	return cmd
 }
 
-// settled waits until the data plane knows both services, and the control plane answers: an agent that takes over a
-// living data plane starts it a moment later.
+// settled waits until the data plane knows both services, and the control plane responds: an agent that adopts an
+// existing data plane starts it a moment later.
 func (n *node) settled() {
 	n.T.Helper()
 	n.Eventually("the module accelerates both services", func() bool {
@@ -80,7 +80,7 @@ func (n *node) settled() {
 	})
 }
 
-// entries is how many a map of the module has, -1 without a module.
+// entries returns the number of entries of a map of the module, or -1 without a module.
 func (n *node) entries(name string) (count int) {
 	n.T.Helper()
 	found, _ := filepath.Glob(filepath.Join(n.BPF, "modules", "fast", "*", name))

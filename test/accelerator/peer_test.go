@@ -21,7 +21,7 @@ import (
 
 const (
 	peerPort = 7001
-	// silence is how long a peer may say nothing, which it does every half second: then nothing of it runs any more.
+	// silence is the timeout of a peer's output, which it writes every half second.
 	silence = nodetest.Patience
 )
 
@@ -30,15 +30,15 @@ type peer struct {
 	what  string
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
-	talks atomic.Int64 // conversations that were right
-	bytes atomic.Int64 // received and right
+	talks atomic.Int64 // correct conversations
+	bytes atomic.Int64 // received and correct
 	ready chan struct{}
 	done  chan struct{}
-	last  string // its last line; after done
-	err   error  // how it ended, or that it was silent; after done
+	last  string // its last line; set after done
+	err   error  // how it ended, or that it was silent; set after done
 }
 
-// startPeer runs one on a host. It hears its own watchdog, and is one to it.
+// startPeer runs a peer on a host, and watches its output.
 func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *peer {
 	n.T.Helper()
 	p := &peer{what: h.Name() + " " + strings.Join(args, " "), ready: make(chan struct{}), done: make(chan struct{})}
@@ -60,7 +60,7 @@ func (n *node) startPeer(h *netlab.Host, quiet time.Duration, args ...string) *p
 func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 	defer close(p.done)
 	var silent atomic.Bool
-	watchdog := time.AfterFunc(silence, func() { // until it has begun
+	watchdog := time.AfterFunc(silence, func() { // stopped by the first line
 		silent.Store(true)
 		_ = p.cmd.Process.Kill()
 	})
@@ -86,7 +86,7 @@ func (p *peer) hear(words []string) {
 	}
 }
 
-// kill is kill -9.
+// kill kills (SIGKILL) the peer.
 func (p *peer) kill() {
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	_ = p.cmd.Process.Kill()
@@ -102,7 +102,7 @@ func (p *peer) ended() bool {
 	}
 }
 
-// finish waits until a peer has done what it was asked to; a server does so until it is asked to end.
+// finish waits until a peer has completed; a server runs until it is asked to end.
 func (p *peer) finish() error {
 	_ = p.stdin.Close()
 	<-p.done
@@ -112,7 +112,7 @@ func (p *peer) finish() error {
 	return nil
 }
 
-// serve runs a server of conversations and returns when it listens.
+// serve runs a server of conversations and waits until it listens.
 func (n *node) serve(h *netlab.Host, options ...string) *peer {
 	n.T.Helper()
 	p := n.startPeer(h, silence, append(options, "serve", strconv.Itoa(peerPort))...)
@@ -129,23 +129,23 @@ func (n *node) isReady(p *peer) {
 	}
 }
 
-// addresses under which other hosts reach one.
+// addresses returns the addresses under which other hosts reach one.
 func addresses(h *netlab.Host) []string { return []string{h.Addr4().String(), h.Addr6().String()} }
 
 var loopback = []string{"127.0.0.1", "::1"}
 
-// to makes the end of a peer's command line.
+// to returns the end of a peer's command line.
 func to(addresses []string) []string {
 	return append(addresses[:len(addresses):len(addresses)], strconv.Itoa(peerPort))
 }
 
-// The harness notices every kind of fault of which it is to show the absence.
+// The harness detects every kind of fault whose absence it should show.
 func TestHarness(t *testing.T) {
 	n := newNode(t)
 	for _, fault := range []string{"none", "flip", "lose", "repeat", "swap", "mix", "stall", "early"} {
 		var options []string
 		if fault == "stall" {
-			options = []string{"-t", "1"} // others may wait for longer, on a busy machine
+			options = []string{"-t", "1"} // others may wait longer, on a busy machine
 		}
 		server := n.serve(n.b, options...)
 		client := n.startPeer(n.a, silence, append(append(options, "-s", "1", "-f", fault, "talk", "8"),
@@ -161,7 +161,7 @@ func TestHarness(t *testing.T) {
 	}
 }
 
-// A process that does not run any more is noticed, too.
+// A stopped process is detected, too.
 func TestHarnessSilence(t *testing.T) {
 	n := newNode(t)
 	p := n.startPeer(n.b, 5*time.Second, "serve", strconv.Itoa(peerPort))

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// installed is where a program is that `scripts/setup test` installs.
+// installed returns the path of a program that `scripts/setup test` installs.
 func installed(t *testing.T, pattern string) string {
 	t.Helper()
 	if path, err := exec.LookPath(pattern); err == nil {
@@ -37,7 +37,7 @@ func installed(t *testing.T, pattern string) string {
 	return path
 }
 
-// file writes one that every user may read.
+// file writes a file that every user may read.
 func (n *node) file(name, text string) string {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, name)
@@ -47,7 +47,7 @@ func (n *node) file(name, text string) string {
 	return path
 }
 
-// daemon runs a server in a service until the test ends, and returns when it takes connections.
+// daemon runs a server in a service until the test ends, and waits until it accepts connections.
 func (n *node) daemon(h *netlab.Host, port int, name string, args ...string) {
 	n.T.Helper()
 	path := filepath.Join(n.Dir, filepath.Base(name)+".log")
@@ -79,7 +79,7 @@ func (n *node) daemon(h *netlab.Host, port int, name string, args ...string) {
 	})
 }
 
-// output runs a client in a service to its end.
+// output runs a client in a service to its end, and returns its output.
 func (n *node) output(h *netlab.Host, name string, args ...string) string {
 	n.T.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), nodetest.Patience)

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// soakTime is how long conversations continue: as long as KERB_SOAK says, or a moment.
+// soakTime returns how long conversations continue: KERB_SOAK, or a moment.
 func soakTime(t *testing.T, usual time.Duration) time.Duration {
 	t.Helper()
 	text := os.Getenv("KERB_SOAK")
@@ -28,7 +28,7 @@ func soakTime(t *testing.T, usual time.Duration) time.Duration {
 	return lasts
 }
 
-// soak is conversations between all of a node's services, and within one.
+// soak has conversations between all of a node's services, and within one.
 type soak struct {
 	n       *node
 	options []string
@@ -36,17 +36,17 @@ type soak struct {
 	clients []*peer
 }
 
-const soakThreads = "6" // conversations of each client at a time
+const soakThreads = "6" // concurrent conversations of each client
 
 // blocking peers wait in recv, where redirected sockets do not hide signals.
 const blocking = "-b"
 
-// allowed is a config with which the peers take part.
+// allowed returns a config that accelerates the peers.
 func allowed() map[string]any {
 	return map[string]any{"programs": map[string]any{"allow": []string{filepath.Base(talker)}}}
 }
 
-// newSoak starts conversations; package seed repeats what they say.
+// newSoak starts conversations; the seed of the package reproduces their content.
 func newSoak(n *node, options ...string) *soak {
 	n.T.Helper()
 	first := seed.Of(n.T)
@@ -64,8 +64,8 @@ func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
 	return s.n.startPeer(h, silence, append(args, to(addresses)...)...)
 }
 
-// finish waits for all ends of all conversations, and checks that none went wrong. It returns how often a call that
-// waits has answered EAGAIN.
+// finish waits for all ends of all conversations, and checks that none failed. It returns how often a blocking call has
+// returned EAGAIN.
 func (s *soak) finish() (again int) {
 	s.n.T.Helper()
 	total := int64(0)
@@ -73,9 +73,9 @@ func (s *soak) finish() (again int) {
 		s.n.Eventually("a conversation of "+p.what, func() bool { return p.ended() || p.talks.Load() > 0 })
 	}
 	for _, p := range s.clients {
-		_ = p.stdin.Close() // all at once
+		_ = p.stdin.Close() // all at the same time
 	}
-	for _, p := range append(s.clients, s.servers...) { // the servers end after their last conversation
+	for _, p := range append(s.clients, s.servers...) { // servers end after their last conversation
 		if err := p.finish(); err != nil {
 			s.n.T.Error(err)
 		}
@@ -92,7 +92,7 @@ func (s *soak) finish() (again int) {
 	return again
 }
 
-// Conversations in all manners arrive byte for byte, and end as they should.
+// Conversations of all kinds arrive byte for byte, and end correctly.
 func TestSoak(t *testing.T) {
 	for name, options := range map[string][]string{"poll": nil, "blocking": {blocking}} {
 		t.Run(name, func(t *testing.T) {
@@ -107,7 +107,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// Processes die in the middle of conversations: what arrives is right until then, and the other side gets an end.
+// Processes are killed during conversations: all data until then is correct, and the other side gets an end of the
+// connection.
 func TestKilledPeers(t *testing.T) {
 	n := newAcceleratedNode(t, allowed())
 	s, r := newSoak(n, blocking, "-c"), seed.Rand(t)

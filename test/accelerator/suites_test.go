@@ -21,15 +21,15 @@ import (
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
-// suite is a test suite of a program or language, which talks over TCP within one network namespace.
+// suite is a test suite of a program or language, which uses TCP within one network namespace.
 type suite struct {
 	name    string
-	fewest  int // tests that have to pass, or it did not run
+	fewest  int // minimum of passed tests; fewer mean that it did not run
 	prepare func(t *testing.T, dir string) (prepared, error)
 }
 
 type prepared struct {
-	programs []string // that are to be allowed: the others are known
+	programs []string // to allow, in addition to the known ones
 	parts    []string // all files
 	run      func(t *testing.T, command commander, part string) results
 }
@@ -42,7 +42,7 @@ type results map[string]result
 
 type result struct {
 	passed, skipped bool
-	part            string // in which it is
+	part            string // the part that contains it
 }
 
 func (r results) passed() (n int) {
@@ -54,7 +54,7 @@ func (r results) passed() (n int) {
 	return n
 }
 
-// failed are the tests that did not pass, and were not left out by the suite itself.
+// failed returns the tests that did not pass, without those that the suite itself skipped.
 func (r results) failed() []string {
 	var names []string
 	for name, one := range r {
@@ -66,7 +66,7 @@ func (r results) failed() []string {
 	return names
 }
 
-// worse are the tests that passed in plain and not in r, where they may be skipped or missing.
+// worse returns the tests that passed in plain and not in r, where they may be skipped or missing.
 func (r results) worse(plain results) []string {
 	var names []string
 	for name, one := range plain {
@@ -85,9 +85,9 @@ var suites = []suite{
 	{"redis-sentinel", 50, redisInstances("sentinel")},
 }
 
-// The tests of others pass between sockets whose messages are redirected if they pass on plain TCP, which is where they
-// run first, outside the module's cgroup. What passes only now and then, as tests with time limits do on a busy
-// machine, has three attempts.
+// Tests of other projects pass between sockets whose messages are redirected if they pass on plain TCP, which they
+// first run on, outside the module's cgroup. Tests that pass only sometimes, such as tests with timeouts on a busy
+// machine, have three attempts.
 func TestSuites(t *testing.T) {
 	wanted := os.Getenv("KERB_SUITES")
 	if wanted == "" {
@@ -113,7 +113,7 @@ func (s suite) test(t *testing.T) {
 	}
 	n.Start()
 	var sum tally
-	var without []string // files of which no message was redirected: the same results there show nothing
+	var without []string // files without redirected messages: equal results there prove nothing
 	for _, part := range parts {
 		one := p.compare(t, n, part)
 		sum = tally{sum.plain + one.plain, sum.fast + one.fast, sum.messages + one.messages}
@@ -128,7 +128,7 @@ func (s suite) test(t *testing.T) {
 	}
 }
 
-// tally are the tests that passed, and the messages that were redirected.
+// tally counts the tests that passed, and the messages that were redirected.
 type tally struct {
 	plain, fast int
 	messages    uint64
@@ -156,8 +156,8 @@ func (p prepared) compare(t *testing.T, n *node, part string) tally {
 	return tally{plain.passed(), fast.passed(), seen.Messages}
 }
 
-// accelerated runs a part with a module of its own: one that has seen a program block in recv excludes it from then on,
-// as redis-server, which loads a replica's data so.
+// accelerated runs a part with a new module: a module that has observed a program block in recv excludes it from then
+// on, for example redis-server, which so loads a replica's data.
 func (p prepared) accelerated(t *testing.T, n *node, part string) (results, modules.PairReport) {
 	// Short connections, too, and from their first message on: tests make many, to few ports.
 	m := kerbnode.Module("fast", "accelerator", "", map[string]any{"programs": map[string]any{"allow": p.programs},
@@ -173,13 +173,13 @@ func (p prepared) accelerated(t *testing.T, n *node, part string) (results, modu
 	return r, seen
 }
 
-// networkTests are CPython's of sockets, of what waits for them, and of protocols over TCP.
+// networkTests are CPython's tests of sockets, of polling, and of protocols over TCP.
 var networkTests = strings.Fields("test_asynchat test_asyncio test_asyncore test_docxmlrpc test_epoll test_ftplib " +
 	"test_httplib test_httpservers test_imaplib test_nntplib test_poll test_poplib test_select test_selectors " +
 	"test_smtpd test_smtplib test_socket test_socketserver test_ssl test_telnetlib test_urllib2_localnet test_wsgiref " +
 	"test_xmlrpc")
 
-// python runs those that the installed version has, in the interpreter itself: on PATH there may be a script for it.
+// python runs the tests of the installed version, with the interpreter itself: on PATH there may be a wrapper script.
 func python(_ *testing.T, dir string) (p prepared, err error) {
 	out, err := exec.Command("python3", "-c",
 		"import os, sys, test; print(os.path.realpath(sys.executable), os.path.dirname(test.__file__))").Output()
@@ -201,15 +201,15 @@ func python(_ *testing.T, dir string) (p prepared, err error) {
 	p.programs = paths[:1]
 	p.run = func(t *testing.T, command commander, part string) results {
 		report := filepath.Join(dir, "report.xml")
-		_ = os.Remove(report) // that of the part before
-		// Connections to the hypervisor are none of TCP, and not all machines have an end for them.
+		_ = os.Remove(report) // of the part before
+		// Connections to the hypervisor do not use TCP, and not all machines support them.
 		args := []string{"-m", "test", "--timeout", "600", "--ignore", "*VSOCK*", "--junit-xml", report, part}
-		if part == "test_socketserver" { // those of others with -u network call servers of the Internet
+		if part == "test_socketserver" { // tests of other files with -u network connect to servers on the Internet
 			args = append(args, "-u", "network")
 		}
 		cmd := command(t.Context(), paths[0], args...)
 		cmd.Dir = dir
-		said, _ := cmd.CombinedOutput() // it fails if a test does
+		said, _ := cmd.CombinedOutput() // fails if a test does
 		text, err := os.ReadFile(report)
 		if err != nil {
 			t.Fatalf("python3 -m test: %v: %s", err, said)
@@ -249,10 +249,10 @@ func pythonResults(text []byte) (results, error) {
 	return all, nil
 }
 
-// slowOnly are files of Redis whose tests all have the mark slow. Those of other files do not run.
+// slowOnly are files of Redis whose tests are all marked slow. Slow tests of other files do not run.
 var slowOnly = []string{"unit/querybuf", "unit/type/list-2"}
 
-// redis runs the tests of Redis' source, with the installed programs in place of those that it would build.
+// redis runs the tests of Redis' source with the installed programs.
 func redis(_ *testing.T, dir string) (p prepared, err error) {
 	tclsh, err := redisSource(dir)
 	if err != nil {
@@ -267,7 +267,7 @@ func redis(_ *testing.T, dir string) (p prepared, err error) {
 	p.parts = strings.Fields(string(out))
 	p.programs = []string{tclsh, "redis-cli"} // it gets no signals, which it would have to handle
 	p.run = func(t *testing.T, command commander, part string) results {
-		// One file each time: a test that ends the run ends that of its file.
+		// One file per run: a test that aborts the run affects only its file.
 		args := []string{"tests/test_helper.tcl", "--clients", "1", "--timeout", "300", "--single", part}
 		if !slices.Contains(slowOnly, part) {
 			args = append(args, "--tags", "-slow")
@@ -309,7 +309,7 @@ func redisInstances(of string) func(_ *testing.T, dir string) (p prepared, err e
 	}
 }
 
-// redisSource puts the tests of Redis' source into a directory, with links to the installed programs, and returns the
+// redisSource copies the tests of Redis' source to a directory, with links to the installed programs, and returns the
 // interpreter.
 func redisSource(dir string) (tclsh string, err error) {
 	const source = "../../out/redis-suite/source"
@@ -337,8 +337,8 @@ func redisSource(dir string) (tclsh string, err error) {
 	return filepath.EvalSymlinks(tclsh)
 }
 
-// certificates makes those that Redis' tests use with TLS. The parameters of Diffie-Hellman are a known group, which
-// otherwise take minutes to find.
+// certificates creates the certificates of Redis' tests with TLS. The parameters of Diffie-Hellman are a known group,
+// since generating them takes minutes.
 func certificates(t *testing.T, dir string) {
 	t.Helper()
 	if _, err := os.Stat(filepath.Join(dir, "tests/tls/redis.crt")); err == nil {
@@ -355,17 +355,17 @@ func certificates(t *testing.T, dir string) {
 const randomPart = "integration/psync2"
 
 var (
-	// randomName is what names of tests have that differs from run to run: those of instances, and of randomPart.
+	// randomName matches the parts of test names that differ from run to run: those of instances, and of randomPart.
 	randomName   = regexp.MustCompile(`#\d+|\(x = \d+\)|127\.0\.0\.1:\d+`)
 	redisTest    = regexp.MustCompile(`(?m)^\[(ok|err|skip|ignore)\]: (.*?)(?: \(\d+ ms\))?$`)
 	instanceTest = regexp.MustCompile(`(?m)^\d\d:\d\d:\d\d> (.*): (OK|FAILED.*)$`)
 )
 
-// redisResults are of what runtest prints of a file.
+// redisResults parses the output of runtest for a file.
 func redisResults(part, said string, ended error) results {
 	all := results{part: {passed: ended == nil, part: part}}
 	for _, m := range redisTest.FindAllStringSubmatch(said, -1) {
-		name, _, _ := strings.Cut(m[2], " in tests/") // as failed ones have it
+		name, _, _ := strings.Cut(m[2], " in tests/") // as in the names of failed ones
 		if part == randomPart {
 			name = randomName.ReplaceAllString(name, "#")
 		}
@@ -374,7 +374,7 @@ func redisResults(part, said string, ended error) results {
 	return all
 }
 
-// instanceResults are of what runtest-cluster or runtest-sentinel prints of a file.
+// instanceResults parses the output of runtest-cluster or runtest-sentinel for a file.
 func instanceResults(part, said string, ended error) results {
 	all := results{part: {passed: ended == nil, part: part}}
 	for _, m := range instanceTest.FindAllStringSubmatch(said, -1) {
@@ -383,14 +383,14 @@ func instanceResults(part, said string, ended error) results {
 	return all
 }
 
-// add keeps of several tests of one name the one that failed.
+// add keeps the failed result of several tests of one name.
 func (r results) add(name string, one result) {
 	if before, ok := r[name]; !ok || before.passed || before.skipped {
 		r[name] = one
 	}
 }
 
-// A report of Python's tests, and what Redis' print: passed, failed and left out, and what is worse than before.
+// Reports of Python's tests and output of Redis': passed, failed and skipped, and what is worse than before.
 func TestSuiteResults(t *testing.T) {
 	got, err := pythonResults([]byte(`<testsuites><testsuite><testcase name="test.test_socket.A.a" result="completed"/>
 <testcase name="test.test_socket.A.b"><failure type="X">...</failure></testcase>

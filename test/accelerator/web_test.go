@@ -19,10 +19,10 @@ const (
 	proxyPort = 8090
 )
 
-// webFiles are what servers serve and clients send, by size in bytes.
+// webFiles are the files that servers serve and clients send, by size in bytes.
 var webFiles = map[string]int{"none": 0, "one": 1, "page": 10_000, "picture": 300_000, "film": 20_000_000}
 
-// website is a directory of random files.
+// website creates a directory of random files.
 func (n *node) website() string {
 	n.T.Helper()
 	dir := filepath.Join(n.Dir, "www")
@@ -38,7 +38,7 @@ func (n *node) website() string {
 	return dir
 }
 
-// same checks that a client has got what it should.
+// same checks that a client has received the expected data.
 func (n *node) same(what, got, want string) {
 	n.T.Helper()
 	a, err1 := os.ReadFile(got)
@@ -48,7 +48,7 @@ func (n *node) same(what, got, want string) {
 	}
 }
 
-// browse fetches all files in one connection. An echo also gets back what it sends.
+// browse fetches all files in one connection. With echoes, it also checks that the server returns what it sends.
 func (n *node) browse(from *netlab.Host, base string, echoes bool) {
 	n.T.Helper()
 	n.known(func() { n.output(from, "curl", "-sSf", "-o", n.fetched("film", 0), base+"/film") }, "curl")
@@ -78,7 +78,7 @@ func (n *node) fetched(name string, i int) string {
 	return filepath.Join(n.Dir, fmt.Sprintf("got-%s-%d", name, i))
 }
 
-// load is wrk on connections that are kept: it reports every answer that is none.
+// load runs wrk on persistent connections: it reports every invalid response.
 func (n *node) load(from *netlab.Host, base string) {
 	n.T.Helper()
 	url := base + "/page"
@@ -90,7 +90,7 @@ func (n *node) load(from *netlab.Host, base string) {
 	n.T.Logf("%s: %s", url, strings.Join(strings.Fields(out[strings.Index(out, "Requests/sec"):]), " "))
 }
 
-// url of a port of a host.
+// url returns the URL of a port of a host.
 func url(h *netlab.Host, port int) string { return fmt.Sprintf("http://%s:%d", h.Addr4(), port) }
 
 // nginx serves the website on a host.
@@ -143,7 +143,7 @@ func TestJava(t *testing.T) {
 	n.judged("java", "curl")
 }
 
-// HAProxy with all that it can splice, for HTTP and for bytes.
+// HAProxy with all its splicing enabled, for HTTP and TCP.
 func TestHAProxy(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.website()
@@ -180,7 +180,7 @@ listen bytes
 	}
 }
 
-// HAProxy without splicing takes part when it is allowed to.
+// HAProxy without splicing is accelerated if it is allowed.
 func TestHAProxyWithoutSplicing(t *testing.T) {
 	n := newAcceleratedNode(t, map[string]any{"programs": map[string]any{"allow": []string{"haproxy"}}})
 	dir := n.website()
@@ -205,7 +205,8 @@ listen bytes
 	}
 }
 
-// envoyConfig has HTTP on one port of a host, and bytes on the next one, for the web server of b.
+// envoyConfig returns a configuration with HTTP on one port of a host, and TCP on the next one, for the web server of
+// b.
 func (n *node) envoyConfig() string {
 	n.T.Helper()
 	return n.file("envoy.yaml", fmt.Sprintf(`
@@ -231,7 +232,7 @@ static_resources:
 `, proxyPort, proxyPort+1, n.b.Addr4(), webPort))
 }
 
-// envoyPath is where scripts/setup test puts Envoy.
+// envoyPath is the path to which scripts/setup test installs Envoy.
 const envoyPath = "../../out/envoy/lib/python3*/site-packages/envoy/_bin/envoy"
 
 func TestEnvoy(t *testing.T) {
@@ -246,7 +247,7 @@ func TestEnvoy(t *testing.T) {
 	n.judged("envoy", "nginx", "curl")
 }
 
-// A Go proxy splices from socket to socket, in front of an echo that sends and receives at the same time.
+// A Go proxy splices between sockets, in front of an echo server that sends and receives at the same time.
 func TestGoProxy(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	dir := n.website()

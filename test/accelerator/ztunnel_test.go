@@ -21,7 +21,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// ztunnelPath is the program, or the test ends: no package has it (docs/benchmarks.md says how to build it).
+// ztunnelPath returns the path of ztunnel, or skips the test: no package contains it (docs/benchmarks.md describes how
+// to build it).
 func ztunnelPath(t *testing.T) string {
 	t.Helper()
 	path, err := exec.LookPath(ambient.Program)
@@ -31,7 +32,7 @@ func ztunnelPath(t *testing.T) string {
 	return path
 }
 
-// ztunnel runs it for both services, within another program's arguments if there are any.
+// ztunnel runs ztunnel for both services, optionally as the argument of another program.
 func (n *node) ztunnel(program string, within ...string) *exec.Cmd {
 	n.T.Helper()
 	agent, err := ambient.Prepare(ambient.Mesh{Pods: []*netlab.Host{n.a, n.b}}, filepath.Join(n.Dir, ambient.Program))
@@ -63,7 +64,7 @@ func (n *node) ztunnel(program string, within ...string) *exec.Cmd {
 	return cmd
 }
 
-// ztunnel, on tokio, makes none of the calls that are not as on TCP.
+// ztunnel, on tokio, makes none of the calls that behave differently from TCP.
 func TestZtunnelCalls(t *testing.T) {
 	program, strace := ztunnelPath(t), installed(t, "strace")
 	n := newAcceleratedNode(t, map[string]any{"programs": map[string]any{"allow": []string{ambient.Program}}})
@@ -89,8 +90,8 @@ func TestZtunnelCalls(t *testing.T) {
 	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.account())
 }
 
-// The reason why ztunnel is not known to be safe: of a request in several pieces it waits for the last ones, which have
-// arrived by TCP behind redirected ones, until more is sent. If it answers here, it may be.
+// The reason why ztunnel is not in the list of safe programs: of a request in several pieces it waits for the last
+// ones, which have arrived by TCP after redirected ones, until more is sent. If it responds here, it may be added.
 func TestZtunnelMissesBytes(t *testing.T) {
 	if plain {
 		t.Skip("nothing is redirected")

@@ -26,17 +26,17 @@ import (
 
 const (
 	file      = "verified.txt"
-	release   = "6.12." // of the kernel whose numbers the file has
+	release   = "6.12." // of the kernel on which the file was made
 	tolerance = 2       // percent
 )
 
 //go:embed verified.txt
 var verified string
 
-// callsSuffix is that of the names of how often helpers are called.
+// callsSuffix is the suffix of the names of helper call counts.
 const callsSuffix = " calls"
 
-// parse reads lines of a name, a number of instructions and, of executed ones, a number of calls of helpers.
+// parse reads lines of a name, a number of instructions and, of executed ones, a number of helper calls.
 func parse(t testing.TB, text string) map[string]int {
 	t.Helper()
 	costs := map[string]int{}
@@ -57,7 +57,7 @@ func parse(t testing.TB, text string) map[string]int {
 	return costs
 }
 
-// worse reports whether a cost is above the one of the file by more than the tolerance.
+// worse reports whether a cost exceeds the one in the file by more than the tolerance.
 func worse(now, then int) bool { return now*100 > then*(100+tolerance) }
 
 func TestWorse(t *testing.T) {
@@ -66,7 +66,7 @@ func TestWorse(t *testing.T) {
 	}
 }
 
-// TestVerified also prints the lines of the file, from which `make costs UPDATE=1` makes it again.
+// TestVerified also prints the lines of the file, from which `make costs UPDATE=1` creates it.
 func TestVerified(t *testing.T) {
 	sdktest.NeedRoot(t)
 	var name unix.Utsname
@@ -95,7 +95,7 @@ func TestVerified(t *testing.T) {
 	}
 }
 
-// check fails if a cost is worse than the file has it.
+// check fails if a cost is worse than in the file.
 func check(t testing.TB, limits map[string]int, key string, n int, what string) {
 	t.Helper()
 	if then, known := limits[key]; !known || worse(n, then) {
@@ -105,7 +105,8 @@ func check(t testing.TB, limits map[string]int, key string, n int, what string) 
 	delete(limits, key)
 }
 
-// count returns how many instructions the verifier walked to accept a chain, 0 for one without programs in a direction.
+// count returns how many instructions the verifier processed to accept a chain, or 0 for one without programs in a
+// direction.
 func count(t testing.TB, hook string, dir chain.Direction, of []member) int {
 	t.Helper()
 	l := loadModules(t, hook, dir, of)
@@ -170,7 +171,7 @@ func load(t testing.TB, of member) (dataplane.Module, sdk.Compiled) {
 
 var reason = regexp.MustCompile(`(?m)^Cost: \S`)
 
-// unexplained returns the chains that cost more after a commit than before, if its message does not say why.
+// unexplained returns the chains that cost more after a commit than before, if its message does not state a reason.
 func unexplained(before, after map[string]int, message string) (names []string) {
 	for name, n := range after {
 		if then, known := before[name]; known && n > then && !reason.MatchString(message) {
@@ -193,8 +194,7 @@ func TestUnexplained(t *testing.T) {
 	}
 }
 
-// TestCommitsSayWhy judges the last 20 commits that changed a file. Of the last commit of a shallow clone it knows
-// nothing.
+// TestCommitsSayWhy checks the last 20 commits that changed a file. It cannot check the last commit of a shallow clone.
 func TestCommitsSayWhy(t *testing.T) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", args...).Output()

@@ -26,24 +26,24 @@ var executed string
 var instances = []sdk.Attachment{service, {Interface: "eth0", Ifindex: 77, MTU: 1500,
 	Addresses: []string{"192.0.2.1/24", "2001:db8::1/64"}, IPsec: &sdk.IPsec{}}}
 
-// virtualServices are those of proxies. One instance: which of several gets a packet may be left to chance.
+// virtualServices are those of proxies. They have one instance, because the choice among several may be random.
 var virtualServices = sdk.VirtualServiceUpdate{Reset: true, Complete: true, Put: []sdk.VirtualService{{Name: "db",
 	Spec: v1alpha1.VirtualServiceSpec{
 		Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.0.1", Policy: v1alpha1.PolicyRoundRobin},
 			{Address: "fdff:2000::1", Policy: v1alpha1.PolicyRoundRobin}},
 		Instances: []v1alpha1.VirtualInstance{{Name: "db-0", Addresses: []string{"10.18.0.1", "fd00::1"}}}}}}}
 
-// mutations are random packets per chain and hook.
+// mutations is the number of random packets per chain and hook.
 const mutations = 100
 
-// packet is one that the service gets or sends. Those without a name only prepare the next.
+// packet is a packet to or from the service. Packets without a name only prepare the next.
 type packet struct {
 	name  string
 	dir   chain.Direction
 	frame []byte
 }
 
-// families have the addresses that packets come from and go to.
+// families have the addresses of packets' sources and destinations.
 var families = []struct {
 	name                        string
 	own, peer, virtual, backend netip.Addr
@@ -56,7 +56,7 @@ var families = []struct {
 
 const payload = "a request or an answer of a few bytes"
 
-// script makes packets.
+// script creates packets.
 type script struct {
 	t   testing.TB
 	all []packet
@@ -89,8 +89,8 @@ func udp(from, to side) sdktest.Fields {
 		UDP: &sdktest.Ports{Src: from.port, Dst: to.port}}
 }
 
-// connection opens one and uses it. The client sends in direction there and is answered from seen, which is what the
-// server's packets have as their source.
+// connection opens a connection and uses it. The client sends in direction there. Replies come from seen, the source
+// address of the server's packets.
 func (s *script) connection(name string, client, server, seen side, there, back chain.Direction) {
 	s.t.Helper()
 	s.add(name+"-new", there, tcp(client, server, "S", ""))
@@ -116,7 +116,7 @@ func (s *script) datagrams(name string, client, server, seen side, there, back c
 	}
 }
 
-// served is what a client sends to the service and gets from it.
+// served returns the packets between a client and the service.
 func served(t testing.TB) []packet {
 	s := &script{t: t}
 	four, six := families[0], families[1]
@@ -146,13 +146,13 @@ func served(t testing.TB) []packet {
 	return s.all
 }
 
-// virtualClient is what the service sends to a virtual service.
+// virtualClient returns packets of the service to a virtual service.
 func virtualClient(t testing.TB) []packet {
 	s := &script{t: t}
 	for _, family := range families {
 		client, server, seen := side{family.own, 41000}, side{family.virtual, 80}, side{family.backend, 80}
 		s.connection("tcp"+family.name+"-virtual", client, server, seen, chain.Egress, chain.Ingress)
-		client.port = 42000 // the proxy keeps one session per CPU and hash of addresses and ports at hand
+		client.port = 42000 // the proxy caches one session per CPU and hash of addresses and ports
 		s.datagrams("udp"+family.name+"-virtual", client, server, seen, chain.Egress, chain.Ingress)
 	}
 	four := families[0]
@@ -162,7 +162,7 @@ func virtualClient(t testing.TB) []packet {
 	return s.all
 }
 
-// tunnelled is what goes to a service of another node.
+// tunnelled returns packets to a service of another node.
 func tunnelled(t testing.TB) []packet {
 	s := &script{t: t}
 	for _, family := range families {
@@ -172,9 +172,9 @@ func tunnelled(t testing.TB) []packet {
 	return s.all
 }
 
-// translated is what the service sends to other hosts, and what they answer to its outside address. Mappings take ports
-// in order, as the random number of counted packets is zero: the first three are of what the service has answered.
-// Of compared packets the kernel chooses the ports, so that these answers find no mapping.
+// translated returns packets of the service to other hosts, and replies to its outside address. Mappings allocate ports
+// in order, since the random number of counted packets is zero: the first three belong to packets that have replies. In
+// the comparison with the kernel it chooses the ports, so that these replies find no mapping.
 func translated(t testing.TB) []packet {
 	s := &script{t: t}
 	port := uint16(40003)
@@ -193,7 +193,7 @@ func translated(t testing.TB) []packet {
 	return s.all
 }
 
-// requests are datagrams that modules answer, deliver or examine.
+// requests returns datagrams that modules answer, deliver or examine.
 func requests(t testing.TB) []packet {
 	s := &script{t: t}
 	for _, family := range families {
@@ -202,8 +202,8 @@ func requests(t testing.TB) []packet {
 	return s.all
 }
 
-// fixtures are chains with packets. All get what a client sends to a service, too. The accelerator has none: it runs on
-// sockets.
+// fixtures are chains with packets. All also get the packets between a client and the service. The accelerator is
+// missing, since it runs on sockets.
 var fixtures = []struct {
 	name    string
 	hooks   []string
@@ -235,11 +235,11 @@ const (
 	natConfig       = `{"to_ip": "10.30.0.1", "to_ip6": "fdff:2000::1"}`
 	responderConfig = `{"listeners": [{"app": "echo", "name": "echo", "port": 7000, "sourceRate": 0}]}`
 	interceptConfig = `{"classes": [{"name": "requests", "match": {"protocol": "udp", "ports": [7000]}, "action": "copy"}]}`
-	// Evaluated at the end of windows, a timer would change what packets see.
+	// With evaluation at the end of windows, a timer would change the results of packets.
 	classifierConfig = `{"extractor": "flow", "evaluate": {"when": "packets"}}`
 )
 
-// TestExecuted also prints the lines of the file, from which `make costs UPDATE=1` makes it again.
+// TestExecuted also prints the lines of the file, from which `make costs UPDATE=1` creates it.
 func TestExecuted(t *testing.T) {
 	needKernel(t)
 	limits := parse(t, executed)
@@ -264,7 +264,7 @@ func TestExecuted(t *testing.T) {
 	}
 }
 
-// TestInterpreted has the kernel do what was interpreted: the action, the packet and the maps have to be the same.
+// TestInterpreted compares the interpreter with the kernel: action, packet and maps must be equal.
 func TestInterpreted(t *testing.T) {
 	needKernel(t)
 	for _, f := range fixtures {
@@ -293,7 +293,7 @@ func (r *rig) compareAll(packets []packet) error {
 	return nil
 }
 
-// packets are those of a fixture that meet the chain.
+// packets returns those packets of a fixture that pass the chain.
 func (r *rig) packets(more func(testing.TB) []packet) []packet {
 	r.t.Helper()
 	all := served(r.t)
@@ -303,7 +303,7 @@ func (r *rig) packets(more func(testing.TB) []packet) []packet {
 	return slices.DeleteFunc(all, func(p packet) bool { return r.kernel[p.dir] == nil })
 }
 
-// mutated returns packets that were cut and changed at random.
+// mutated returns packets that were truncated and changed at random.
 func mutated(packets []packet) (all []packet) {
 	random := rand.New(rand.NewPCG(19, 9))
 	for range mutations {
@@ -311,7 +311,7 @@ func mutated(packets []packet) (all []packet) {
 		p.name = "changed " + p.name
 		p.frame = slices.Clone(p.frame)
 		for range random.IntN(4) {
-			// Most of the decisions are made on headers.
+			// Most decisions depend on headers.
 			p.frame[random.IntN(min(len(p.frame), 64))] = byte(random.Uint32())
 		}
 		if random.IntN(4) == 0 {

@@ -17,14 +17,14 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// mostMaps is how many maps the kernel lets a program use (MAX_USED_MAPS). A chain with more is split.
+// mostMaps is the kernel's limit of maps used by a program (MAX_USED_MAPS). A chain with more is split.
 const mostMaps = 64
 
 //go:embed maps.txt
 var mapsOfModules string
 
-// TestMaps also prints the lines of the file, from which `make costs UPDATE=1` makes it again. Chains of one module are
-// loaded. What another module adds to a chain are its own maps, which a chain of three modules shows.
+// TestMaps also prints the lines of the file, from which `make costs UPDATE=1` creates it. It loads chains of one
+// module. A module adds its own maps to a chain with others, which a chain of three modules verifies.
 func TestMaps(t *testing.T) {
 	needKernel(t)
 	limits := parse(t, mapsOfModules)
@@ -47,7 +47,7 @@ func TestMaps(t *testing.T) {
 		}
 	}
 	for _, of := range keysOf(used) {
-		chainOnly := used[of]["chain"] + 1 // with modules it has the table for its timed copy, too
+		chainOnly := used[of]["chain"] + 1 // with modules it also has the table for its timed copy
 		sum := func(names []string) int {
 			n := chainOnly
 			for _, name := range names {
@@ -69,7 +69,7 @@ func TestMaps(t *testing.T) {
 	}
 }
 
-// A chain of more than 64 maps is one of several programs, and one of 64 is not.
+// A chain of more than 64 maps is split into several programs, and one of 64 is not.
 func TestMoreMapsThanAProgramMayUse(t *testing.T) {
 	needKernel(t)
 	fits := []member{{"counter", "{}"}, {"firewall", firewallConfig}, {"proxy", proxyConfig}}
@@ -111,7 +111,7 @@ func mapsOf(t testing.TB, p *ebpf.Program) int {
 	return len(ids)
 }
 
-// checkMaps allows no difference: with one map more a chain may be split.
+// checkMaps tolerates no difference: one more map may split a chain.
 func checkMaps(t testing.TB, limits map[string]int, key string, n int) {
 	t.Helper()
 	t.Logf("maps: %s %d", key, n)

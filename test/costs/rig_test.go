@@ -24,12 +24,12 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// loopback is the interface that test runs say packets come from.
+// loopback is the ingress interface of test runs.
 const loopback = 1
 
 var directions = []chain.Direction{chain.Egress, chain.Ingress}
 
-// service is what the control planes know of the interface.
+// service is the control planes' view of the interface.
 var service = sdk.Attachment{Service: "web", Interface: "veth0", Ifindex: loopback, MAC: "02:00:00:00:00:05", MTU: 1500,
 	Addresses: []string{"10.1.0.5/24", "fd01::5/64"}}
 
@@ -44,7 +44,7 @@ type rig struct {
 	code   map[chain.Direction]*ebpfvm.Program
 }
 
-// newRig loads a chain for both directions of a service, with what its control planes put into the maps.
+// newRig loads a chain for both directions of a service, with the map contents that its control planes write.
 func newRig(t testing.TB, hook string, members ...member) *rig {
 	t.Helper()
 	r := &rig{t: t, vm: ebpfvm.New(), cpu: pinThread(t), clock: newClock(t), kernel: map[chain.Direction]*ebpf.Program{},
@@ -99,7 +99,7 @@ func runsOn(t testing.TB, hook chain.Hook, dir chain.Direction, all []dataplane.
 	return true
 }
 
-// open starts a control plane, which gives the data plane the service and virtual services.
+// open starts a control plane, which writes the service and virtual services to the maps.
 func open(t testing.TB, c sdk.Compiled, name string, maps sdk.Maps) {
 	t.Helper()
 	running, err := c.Open(sdk.Live{Module: name, Maps: maps, Attachments: func() []sdk.Attachment { return instances },
@@ -136,8 +136,8 @@ func pinThread(t testing.TB) (cpu int) {
 	return cpu
 }
 
-// count interprets packets, 10 us apart, with the clock at a round number and within one tick of the timer: the same
-// packets always take the same instructions. The kernel must not have seen a packet yet.
+// count interprets packets, 10 us apart, with the clock at a round number and within one tick of the timer, so that the
+// same packets always take the same instructions. The kernel must not have processed a packet yet.
 func (r *rig) count(packets []packet) []ebpfvm.Result {
 	r.t.Helper()
 	const gap, round, jiffies = 10_000, 10_000_000_000, 1 << 12
@@ -155,27 +155,27 @@ func (r *rig) count(packets []packet) []ebpfvm.Result {
 	return results
 }
 
-// errTime is an error that the clock may have caused: the kernel's time lies between those of the two runs, and counts
-// by time, of histograms for example, may fall between them.
+// errTime is a difference that the clock may have caused: the kernel's time is between those of the two runs, and
+// counts by time, of histograms for example, may fall between them.
 var errTime = errors.New("of what depends on the time")
 
-// measured are maps with times that a packet takes, which pass in the kernel only.
+// measured are maps with durations of a packet, which are measured only in the kernel.
 var measured = map[string]bool{"class_counts": true}
 
-// compare runs a packet in both, and returns an error unless they do the same.
+// compare runs a packet in both, and returns an error unless the results are equal.
 func (r *rig) compare(p packet) error {
 	in := ebpfvm.Input{Frame: p.frame, CPU: r.cpu}
 	r.vm.Forget()
 	earlier, first := r.interpret(p.dir, in)
 	opts := &ebpf.RunOptions{Data: p.frame, DataOut: make([]byte, len(p.frame)+512)}
 	action, err := r.kernel[p.dir].Run(opts)
-	if errors.Is(err, unix.EINVAL) && len(p.frame) < 14+40 { // without an IP header a test run is refused
+	if errors.Is(err, unix.EINVAL) && len(p.frame) < 14+40 { // a test run rejects packets without an IP header
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	// The kernel may have chosen what the first of these numbers stands for, which then is taken.
+	// The kernel's random number may be either of these; the result must match one of them.
 	for _, in.Random = range []uint32{^uint32(0), 1 << 30} {
 		r.vm.Rewind()
 		later, last := r.interpret(p.dir, in)
@@ -186,7 +186,7 @@ func (r *rig) compare(p packet) error {
 	return err
 }
 
-// differs compares what the kernel did with two runs, and the elements of maps that these met.
+// differs compares the kernel's result with two interpreted runs, and with the map elements that these accessed.
 func (r *rig) differs(p packet, action uint32, out []byte, earlier, later ebpfvm.Result,
 	first, last map[string]ebpfvm.Element) error {
 	if earlier.Return != action && later.Return == earlier.Return {
@@ -208,7 +208,7 @@ func (r *rig) differs(p packet, action uint32, out []byte, earlier, later ebpfvm
 	return nil
 }
 
-// interpret returns the elements of maps that the packet met, too.
+// interpret also returns the map elements that the packet accessed.
 func (r *rig) interpret(dir chain.Direction, in ebpfvm.Input) (ebpfvm.Result, map[string]ebpfvm.Element) {
 	r.t.Helper()
 	in.Clock = r.clock.read(r.t)
@@ -223,8 +223,8 @@ func (r *rig) interpret(dir chain.Direction, in ebpfvm.Input) (ebpfvm.Result, ma
 	return result, elements
 }
 
-// alike compares with the kernel what two runs have in common, one before and one after that of the kernel: words in
-// which they differ hold times or random numbers.
+// alike compares the kernel's value with the values of two runs, one before and one after the kernel's: words in which
+// the runs differ contain times or random numbers.
 func alike(earlier, later, kernel []byte) bool {
 	if (earlier == nil) != (later == nil) || len(earlier) != len(later) {
 		return true
@@ -241,7 +241,7 @@ func alike(earlier, later, kernel []byte) bool {
 	return true
 }
 
-// clock is a program that reads what programs read.
+// clock is a program that reads the clocks that programs use.
 type clock struct {
 	program *ebpf.Program
 	values  *ebpf.Map
@@ -280,7 +280,7 @@ func (c *clock) read(t testing.TB) ebpfvm.Clock {
 	return now
 }
 
-// fragment makes a frame with IPv4 a fragment.
+// fragment makes an IPv4 frame a fragment.
 func fragment(frame []byte, flagsAndOffset uint16) []byte {
 	f := slices.Clone(frame)
 	binary.BigEndian.PutUint16(f[20:], flagsAndOffset)

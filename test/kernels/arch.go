@@ -14,18 +14,18 @@ import (
 
 // arch is an instruction set with the machine that emulates it.
 type arch struct {
-	name    string // as Go and Debian call it
-	triplet string // as in the names of Debian's library directories
+	name    string // Go's and Debian's name
+	triplet string // in the names of Debian's library directories
 	qemu    string
 	machine []string
 	console string   // device of the first serial port
-	port    string   // device of the second one
+	port    string   // device of the second serial port
 	tests   []string // QEMU's arguments that connect the second port to standard output
 }
 
-// architectures: q35, for microvm hangs now and then. `virt` has one UART, so its second port is a PCI card, whose
-// driver Debian builds in. Pointer authentication by QEMU's own algorithm, for the architected one takes half of the
-// time.
+// architectures: q35, because microvm hangs occasionally. `virt` has one UART, so that its second port is a PCI card,
+// whose driver is built into Debian's kernels. Pointer authentication uses QEMU's own algorithm, since the architected
+// one takes half of the time.
 var architectures = []arch{
 	{
 		name: "amd64", triplet: "x86_64-linux-gnu", qemu: "qemu-system-x86_64",
@@ -54,7 +54,7 @@ func findArch(name string) (arch, error) {
 // native reports whether programs of this machine run in the emulated one.
 func (a arch) native() bool { return a.name == runtime.GOARCH }
 
-// cache is the directory for the kernels of the architecture.
+// cache returns the directory for the kernels of the architecture.
 func (a arch) cache(dir string) string {
 	if a.native() {
 		return dir
@@ -92,8 +92,8 @@ func fetchTools(ctx context.Context, debian *archive, dir string) (string, error
 	return dir, writeFile(filepath.Join(dir, "packages"), want, 0o644)
 }
 
-// libraries returns the packages and the libraries that they need, of one release: what only the backports have is
-// another package that provides a library, built for a newer C library.
+// libraries returns the packages and the libraries that they need, of one release: a library that only the backports
+// have comes from another package that provides it, built for a newer C library.
 func (a *archive) libraries(ctx context.Context, names []string) ([]pkgVersion, error) {
 	args := []string{"depends", "--recurse", "--no-recommends", "--no-suggests",
 		"--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances"}

@@ -19,7 +19,7 @@ var (
 	errNoKernel = errors.New("the archive has no such kernel")
 )
 
-// sourcesText are the suites that together carry 5.10 and everything newer that Debian still builds.
+// sourcesText has the suites that together contain 5.10 and all newer kernels that Debian still builds.
 const sourcesText = `Types: deb
 URIs: %[1]s
 Suites: bookworm bookworm-backports trixie-backports
@@ -35,18 +35,17 @@ Architectures: %[3]s
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 `
 
-// listsAge is how old the package lists may be before they are fetched again.
+// listsAge is the maximum age of the package lists before they are fetched again.
 const listsAge = 12 * time.Hour
 
-// archive is a private view of the Debian archive: its own sources, lists and cache below dir, the machine's proxies
-// and keys.
+// archive is a private view of the Debian archive: its own sources, lists and cache below dir, with the machine's
+// proxies and keys.
 type archive struct {
 	dir  string
 	arch arch
 }
 
-// openArchive writes the private apt configuration and brings the package lists up to date. Old lists serve if that
-// fails.
+// openArchive writes the private apt configuration and updates the package lists. If that fails, old lists are used.
 func openArchive(ctx context.Context, dir string, m mirrors, of arch) (*archive, error) {
 	fillFromMachine(&m)
 	if m.main == "" || m.security == "" {
@@ -79,7 +78,7 @@ func openArchive(ctx context.Context, dir string, m mirrors, of arch) (*archive,
 	return a, writeFile(a.stamp(), "", 0o644)
 }
 
-// stamp is the file whose age is that of the package lists.
+// stamp returns the file whose age is that of the package lists.
 func (a *archive) stamp() string { return filepath.Join(a.dir, "updated") }
 
 func fillFromMachine(m *mirrors) {
@@ -94,8 +93,8 @@ func fillFromMachine(m *mirrors) {
 	}
 }
 
-// command is an apt command on the private configuration. Options on the command line outrank every file, so nothing of
-// the machine's own sources and lists is read or written.
+// command returns an apt command with the private configuration. Options on the command line take precedence over every
+// file, so that the machine's own sources and lists are neither read nor written.
 func (a *archive) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	options := []string{
 		"-o", "Dir::Etc::SourceList=/dev/null",
@@ -113,8 +112,8 @@ func (a *archive) command(ctx context.Context, name string, args ...string) *exe
 	return cmd
 }
 
-// find resolves a spec to the exact packages that hold the kernel: through the meta packages, and for a series that
-// they have moved on from through the images that are still in the archive.
+// find resolves a spec to the exact packages with the kernel: through the meta packages, and for a series that they no
+// longer refer to, through the images that are still in the archive.
 func (a *archive) find(ctx context.Context, s spec) ([]pkgVersion, error) {
 	known, err := a.imageNames(ctx)
 	if err != nil {
@@ -151,7 +150,7 @@ func (a *archive) newest(ctx context.Context, s spec, names []string) (stanza, e
 	return s.newestOf(parseStanzas(text)), err
 }
 
-// parts adds to the packages those that they depend on for their kernel files.
+// parts adds the dependencies with kernel files to the packages.
 func (a *archive) parts(ctx context.Context, pkgs []pkgVersion) ([]pkgVersion, error) {
 	for i := 0; i < len(pkgs); i++ {
 		text, err := output(ctx, a.command(ctx, "apt-cache", "show", pkgs[i].name+"="+pkgs[i].version))
@@ -182,7 +181,7 @@ func (a *archive) unpack(ctx context.Context, dir string, pkgs []pkgVersion) err
 		get.Args = append(get.Args, p.String())
 	}
 	if _, err := output(ctx, get); err != nil {
-		os.Remove(a.stamp()) // the lists may name what the mirror has dropped: the next run fetches them again
+		os.Remove(a.stamp()) // the lists may name packages that the mirror has removed: the next run fetches them again
 		return err
 	}
 	files, _ := filepath.Glob(filepath.Join(debs, "*.deb"))

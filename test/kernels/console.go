@@ -12,29 +12,29 @@ import (
 	"time"
 )
 
-// noStatus is the exit status of a binary that was never heard to end.
+// noStatus is the exit status of a binary whose end was not reported.
 const noStatus = -1
 
-// packageRun is what the machine said about one test binary.
+// packageRun is the machine's report about one test binary.
 type packageRun struct {
 	pkg              string
 	status           int // exit status, noStatus until it is known
 	pass, fail, skip int // tests and subtests
 	failed           []string
-	// tests that have started and not ended: in the end, what a panic, time-out or dead kernel cut short
+	// tests that have started and not ended: in the end, those that a panic, timeout or kernel crash interrupted
 	open    []string
 	started time.Time
 	seconds float64
 }
 
-// ok reports a package that passed: it ran to its end without a failed test.
+// ok reports whether the package passed: it ran to its end without a failed test.
 func (p *packageRun) ok() bool { return p.status == 0 && p.fail == 0 && len(p.open) == 0 }
 
-// transcript is what the machine's second serial port says, read line by line. Lines that begin with the nonce come
-// from init.sh, which alone knows it; the test results are the lines that Go's testing package marks for test2json.
+// transcript is the output of the machine's second serial port, parsed line by line. Lines that begin with the nonce
+// come from init.sh, which alone knows it; test results are the lines that Go's testing package marks for test2json.
 type transcript struct {
 	nonce    string
-	release  string // of the running kernel, empty until init.sh has started
+	release  string // of the running kernel; empty until init.sh has started
 	packages []packageRun
 	done     bool
 }
@@ -46,7 +46,7 @@ func newNonce() string {
 	return "@@matrix-" + hex.EncodeToString(b[:])
 }
 
-// event is what a line reported, for the progress output.
+// event is the content of a line, for progress messages.
 type event int
 
 const (
@@ -63,7 +63,7 @@ var (
 	testResult = regexp.MustCompile(`^\s*\x16\s*--- (PASS|FAIL|SKIP): (\S+)`)
 )
 
-// feed takes one line and the time it arrived at.
+// feed parses one line with its arrival time.
 func (t *transcript) feed(line string, at time.Time) event {
 	line = strings.TrimRight(line, "\r\n")
 	if rest, ok := strings.CutPrefix(line, t.nonce+" "); ok {
@@ -82,7 +82,7 @@ func (t *transcript) feed(line string, at time.Time) event {
 	return nothing
 }
 
-// order takes the words of one of init.sh's lines.
+// order handles the words of a line of init.sh.
 func (t *transcript) order(words []string, at time.Time) event {
 	switch {
 	case len(words) == 2 && words[0] == "boot":
@@ -100,7 +100,7 @@ func (t *transcript) order(words []string, at time.Time) event {
 	return nothing
 }
 
-// running is the package whose binary has started and not ended.
+// running returns the package whose binary has started and not ended.
 func (t *transcript) running() *packageRun {
 	if last := t.last(); last != nil && last.status == noStatus {
 		return last
@@ -108,7 +108,7 @@ func (t *transcript) running() *packageRun {
 	return nil
 }
 
-// last is the package that started last.
+// last returns the package that started last.
 func (t *transcript) last() *packageRun {
 	if len(t.packages) == 0 {
 		return nil

@@ -21,7 +21,7 @@ func read(text string) *transcript {
 	return log
 }
 
-// summary is a packageRun without its times of day.
+// summary is a packageRun without its timestamps.
 type summary struct {
 	Pkg                      string
 	Status, Pass, Fail, Skip int
@@ -58,7 +58,7 @@ func TestTranscript(t *testing.T) {
 	}
 }
 
-// TestTranscriptCutShort: a machine that dies in a package leaves it without a status.
+// TestTranscriptCutShort: a machine that crashes in a package leaves it without a status.
 func TestTranscriptCutShort(t *testing.T) {
 	log := read("@@n boot 6.1\n@@n start a\n\x16=== RUN   TestA\n\x16--- PASS: TestA (0.00s)\n\x16=== RUN   TestB\n@@n ex")
 	if d := cmp.Diff([]summary{{"a", noStatus, 1, 0, 0, "", "TestB", 0}}, summaries(log)); d != "" {
@@ -69,7 +69,7 @@ func TestTranscriptCutShort(t *testing.T) {
 	}
 }
 
-// TestTranscriptNotForged: lines of tests that look like the machine's own change nothing.
+// TestTranscriptNotForged: lines of tests that imitate those of init.sh have no effect.
 func TestTranscriptNotForged(t *testing.T) {
 	log := read("@@n boot 6.1\n@@n start a\n@@other exit a 0\nx @@n exit a 0\n@@n exit b 0\n@@n exit a zero\n@@n exit a " +
 		"2\n@@n exit a 0\n")

@@ -13,7 +13,7 @@ import (
 // stanza is one paragraph of a Debian control file, by field name; continuation lines are joined with newlines.
 type stanza map[string]string
 
-// parseStanzas reads deb822 text: apt's *.sources files and the answers of apt-cache show.
+// parseStanzas parses deb822 text: apt's *.sources files and the output of apt-cache show.
 func parseStanzas(text string) []stanza {
 	var all []stanza
 	current, field := stanza{}, ""
@@ -40,7 +40,7 @@ func parseStanzas(text string) []stanza {
 // mirrors are the URIs of the two Debian archives.
 type mirrors struct{ main, security string }
 
-// fill takes what m lacks from the text of one apt source file, in either of apt's two formats.
+// fill sets unset fields of m from the text of one apt source file, in either of apt's two formats.
 func (m *mirrors) fill(text string) {
 	for _, uri := range sourceURIs(text) {
 		switch strings.TrimSuffix(path.Base(strings.TrimRight(uri, "/")), ".list") {
@@ -59,7 +59,7 @@ func firstOf(a, b string) string {
 	return b
 }
 
-// oneLine is a line of apt's older source format: deb [options] URI suite component...
+// oneLine matches a line of apt's older source format: deb [options] URI suite component...
 var oneLine = regexp.MustCompile(`(?m)^deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s`)
 
 func sourceURIs(text string) []string {
@@ -75,11 +75,11 @@ func sourceURIs(text string) []string {
 	return uris
 }
 
-// spec is a kernel as asked for: "6.1", "6.1-rt", "newest".
+// spec is a requested kernel: "6.1", "6.1-rt", "newest".
 type spec struct {
 	name    string
 	series  string // "6.1"; empty for the newest
-	flavour string // the end of Debian's package names: "cloud-amd64", "rt-arm64", "amd64", "arm64-16k"
+	flavour string // the suffix of Debian's package names: "cloud-amd64", "rt-arm64", "amd64", "arm64-16k"
 }
 
 var specForm = regexp.MustCompile(`^(newest|\d+\.\d+)(-rt|-cloud|-generic|-16k)?$`)
@@ -112,7 +112,7 @@ func parseSpecs(names []string, a arch) ([]spec, error) {
 	return specs, nil
 }
 
-// metas are the meta packages that may lead to the kernel.
+// metas returns the meta packages that may lead to the kernel.
 func (s spec) metas() []string {
 	names := []string{"linux-image-" + s.flavour}
 	if s.series != "" {
@@ -126,15 +126,15 @@ func (s spec) matches(version string) bool {
 	return s.series == "" || strings.HasPrefix(version, s.series+".")
 }
 
-// concrete reports whether name is an image of the asked series itself, not a meta package, debug symbols or an
-// unsigned build.
+// concrete reports whether name is an image of the series itself, not a meta package, debug symbols or an unsigned
+// build.
 func (s spec) concrete(name string) bool {
 	rest, ok := strings.CutPrefix(name, "linux-image-"+s.series+".")
 	rest, flavoured := strings.CutSuffix(rest, "-"+s.flavour)
 	return ok && s.series != "" && flavoured && !strings.HasSuffix(rest, "-cloud") && !strings.HasSuffix(rest, "-rt")
 }
 
-// newestOf returns the stanza with the highest version that the spec accepts, nil if there is none.
+// newestOf returns the stanza with the highest version that the spec accepts, or nil if there is none.
 func (s spec) newestOf(all []stanza) stanza {
 	var best stanza
 	for _, st := range all {
@@ -149,10 +149,10 @@ func versionNewer(a, b string) bool {
 	return exec.Command("dpkg", "--compare-versions", a, "gt", b).Run() == nil
 }
 
-// pkgVersion is an exact package, or without a version the newest of the name.
+// pkgVersion is a package with an exact version, or without one the newest of the name.
 type pkgVersion struct{ name, version string }
 
-// String is the package as apt-get wants it.
+// String returns the package in the format of apt-get.
 func (p pkgVersion) String() string {
 	if p.version == "" {
 		return p.name
@@ -160,10 +160,10 @@ func (p pkgVersion) String() string {
 	return p.name + "=" + p.version
 }
 
-// kernelPart matches the packages that hold kernel files; since 7.0 the image is a shell around binary and modules.
+// kernelPart matches the packages that contain kernel files; since 7.0 the image depends on binary and modules.
 var kernelPart = regexp.MustCompile(`(linux-(?:image|binary|modules)-\d[^\s,]*) \(= ([^)\s]+)\)`)
 
-// kernelParts are the packages with kernel files that a stanza depends on.
+// kernelParts returns the packages with kernel files that a stanza depends on.
 func kernelParts(s stanza) []pkgVersion {
 	var parts []pkgVersion
 	for _, m := range kernelPart.FindAllStringSubmatch(s["Depends"], -1) {

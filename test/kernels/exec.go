@@ -13,7 +13,7 @@ import (
 	"strings"
 )
 
-// output runs a command and returns its standard output; the error carries what the command said.
+// output runs a command and returns its standard output; the error contains its standard error.
 func output(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -27,7 +27,7 @@ func output(ctx context.Context, cmd *exec.Cmd) (string, error) {
 	return stdout.String(), nil
 }
 
-// copyFile copies one regular file, following symbolic links, and makes the directories above the target.
+// copyFile copies one regular file, following symbolic links, and creates the directories above the target.
 func copyFile(to, from string, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -48,7 +48,7 @@ func copyFile(to, from string, mode os.FileMode) error {
 	return out.Close()
 }
 
-// writeFile is os.WriteFile that makes the directories above.
+// writeFile is os.WriteFile, and creates the directories above.
 func writeFile(path, text string, mode os.FileMode) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 
 var errNoHeaders = errors.New("the packages hold no headers for the kernel")
 
-// headerPart matches the packages that building a module needs; compilers are the machine's own.
+// headerPart matches the packages that building a module needs; compilers are this machine's.
 var headerPart = regexp.MustCompile(`linux-(?:headers|kbuild)-\d[^\s,]*`)
 
-// fetchHeaders unpacks the headers of a kernel below dir, unless they lie there already, and returns the directory in
-// which its modules are built. They are never installed: Debian's packages reach into /lib and /usr/src.
+// fetchHeaders unpacks the headers of a kernel below dir, unless they exist already, and returns the directory in which
+// its modules are built. They are never installed, because Debian's packages write to /lib and /usr/src.
 func fetchHeaders(ctx context.Context, debian *archive, dir string, s spec, k kernel) (string, error) {
 	target := filepath.Join(dir, s.name, k.release)
 	build := filepath.Join(target, "usr/src/linux-headers-"+k.release)
@@ -44,7 +44,7 @@ func fetchHeaders(ctx context.Context, debian *archive, dir string, s spec, k ke
 	return build, unpackHeaders(ctx, debian, target, build, pkgs)
 }
 
-// unpackHeaders has the top Makefile, which names another by its full path, find that one.
+// unpackHeaders unpacks headers, and adjusts the top Makefile, which includes another by its absolute path.
 func unpackHeaders(ctx context.Context, debian *archive, target, build string, pkgs []pkgVersion) error {
 	partial := target + ".partial"
 	if err := os.MkdirAll(partial, 0o755); err != nil {
@@ -65,8 +65,8 @@ func unpackHeaders(ctx context.Context, debian *archive, target, build string, p
 	return os.Rename(partial, target)
 }
 
-// buildKmod compiles the module in a directory of the source tree for a kernel, and returns the .ko files. The work is
-// done on a copy; what lies alongside the directory is reached as there.
+// buildKmod compiles the module in a directory of the source tree for a kernel, and returns the .ko files. It builds a
+// copy; relative paths out of the directory still work.
 func buildKmod(ctx context.Context, work, source, headers string) ([]string, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {

@@ -22,7 +22,7 @@ var initScript string
 
 var errNoTool = errors.New("not installed (the needed packages: -print-packages)")
 
-// guestPlan is what init.sh is to run.
+// guestPlan has the settings for init.sh.
 type guestPlan struct {
 	tests     []testBinary
 	add       []string // paths below tools: programs, directories
@@ -32,7 +32,7 @@ type guestPlan struct {
 	run, skip string        // -test.run and -test.skip
 }
 
-// accounts give the machine the few names that tests look up.
+// accounts has the user and group names that tests look up.
 var accounts = map[string]string{
 	"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
 	"etc/group":  "root:x:0:\nnogroup:x:65534:\n",
@@ -68,7 +68,7 @@ func buildBase(ctx context.Context, archive, tools, triplet string, plan guestPl
 	return pack(ctx, archive, root)
 }
 
-// settings is a piece of shell: init.sh reads it.
+// settings returns a piece of shell that init.sh reads.
 func (p guestPlan) settings() string {
 	return fmt.Sprintf("nonce=%s\nport=%s\nlimit=%d\nrun=%s\nskip=%s\n",
 		p.nonce, p.port, int(p.timeout.Seconds()), shellQuote(p.run), shellQuote(p.skip))
@@ -76,7 +76,7 @@ func (p guestPlan) settings() string {
 
 func shellQuote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// addTools puts busybox, ip and tc with their libraries from tree below root.
+// addTools copies busybox, ip and tc with their libraries from tree to root.
 func addTools(root, tree, triplet string) error {
 	if err := addProgram(root, tree, triplet, "bin/busybox"); err != nil {
 		return err
@@ -87,7 +87,7 @@ func addTools(root, tree, triplet string) error {
 	return errors.Join(addProgram(root, tree, triplet, "sbin/ip"), addProgram(root, tree, triplet, "sbin/tc"))
 }
 
-// addProgram copies a program from where tree has it, with its loader and the libraries that it and they need.
+// addProgram copies a program from tree, with its loader and the transitive libraries.
 func addProgram(root, tree, triplet, target string) error {
 	path, err := find(tree, filepath.Base(target), "bin", "sbin", "usr/bin", "usr/sbin")
 	if err != nil {
@@ -111,7 +111,7 @@ func addPath(root, tree, triplet, path string) error {
 	return addProgram(root, tree, triplet, path)
 }
 
-// find returns the first of the directories' files with that name, relative to tree. A link to an absolute path leads
+// find returns the first file with that name in the directories, relative to tree. An absolute symbolic link would lead
 // out of the tree.
 func find(tree, name string, dirs ...string) (string, error) {
 	for _, dir := range dirs {
@@ -126,7 +126,7 @@ func find(tree, name string, dirs ...string) (string, error) {
 	return "", fmt.Errorf("%s in %s: %w", name, tree, errNoTool)
 }
 
-// tool finds a program, also where ordinary users' PATH does not look.
+// tool finds a program, also in directories that are missing in ordinary users' PATH.
 func tool(name string) (string, error) {
 	for _, candidate := range []string{name, "/usr/sbin/" + name, "/sbin/" + name} {
 		if path, err := exec.LookPath(candidate); err == nil {
@@ -136,7 +136,7 @@ func tool(name string) (string, error) {
 	return "", fmt.Errorf("%s: %w", name, errNoTool)
 }
 
-// checkTools finds out before the work begins whether this machine has all programs that it will need.
+// checkTools checks before the run that this machine has all required programs.
 func checkTools(opts options) error {
 	tools := []string{opts.arch.qemu, "cpio", "xz", "zstd", "apt-get", "apt-cache", "dpkg", "dpkg-deb"}
 	if opts.arch.native() {
@@ -153,7 +153,7 @@ func checkTools(opts options) error {
 	return nil
 }
 
-// addLibraries copies what a dynamic program or library needs, unless it is there.
+// addLibraries copies the libraries of a dynamic program or library, unless they exist.
 func addLibraries(root, tree, triplet, program string) error {
 	file, err := elf.Open(program)
 	if err != nil {
@@ -179,7 +179,7 @@ func addLibraries(root, tree, triplet, program string) error {
 	return nil
 }
 
-// addLibrary copies a library that is named, or the loader, which has a full path.
+// addLibrary copies a library by its name, or the loader by its absolute path.
 func addLibrary(root, tree, triplet, name string) error {
 	path := name
 	if !filepath.IsAbs(name) {
@@ -198,7 +198,7 @@ func addLibrary(root, tree, triplet, name string) error {
 	return addLibraries(root, tree, triplet, target)
 }
 
-// addTests lays each package out as in the repository: in its directory the binary, the files that are not Go source,
+// addTests lays each package out as in the repository: its directory has the binary, the files that are not Go source,
 // and testdata.
 func addTests(root string, tests []testBinary) error {
 	var plan strings.Builder
@@ -215,7 +215,7 @@ func addTests(root string, tests []testBinary) error {
 	return writeFile(filepath.Join(root, "matrix/plan"), plan.String(), 0o644)
 }
 
-// addFiles copies what a test may open in its own directory.
+// addFiles copies the files that a test may open in its own directory.
 func addFiles(dir, source string) error {
 	entries, err := os.ReadDir(source)
 	if err != nil {
@@ -257,7 +257,7 @@ func buildInitrd(ctx context.Context, m machine, opts options) (string, error) {
 	return initrd, concat(initrd, m.base, modules)
 }
 
-// addModules writes the modules with numbers in front that give the order of loading.
+// addModules writes the modules with numbers as prefixes, in the order of loading.
 func addModules(ctx context.Context, root, tree string, wanted []string) error {
 	modules, err := openModules(tree)
 	if err != nil {
@@ -280,7 +280,7 @@ func addModules(ctx context.Context, root, tree string, wanted []string) error {
 	return nil
 }
 
-// pack makes a cpio archive of everything below root, owned by root.
+// pack creates a cpio archive of everything below root, owned by root.
 func pack(ctx context.Context, archive, root string) error {
 	cmd := exec.CommandContext(ctx, "sh", "-c",
 		`find . -mindepth 1 | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 >"$0"`, archive)

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestAddTests: a package's directory in the machine holds its files but no Go source and no other package.
+// TestAddTests: a package's directory in the machine has its files, but no Go source and no other package.
 func TestAddTests(t *testing.T) {
 	source, root := t.TempDir(), t.TempDir()
 	for _, name := range []string{"kerb.yaml", "a.go", "a_test.go", "testdata/deep/x", "other/y"} {
@@ -62,8 +62,8 @@ func TestSettingsQuote(t *testing.T) {
 	}
 }
 
-// Programs come with their loader and libraries, from a tree as Debian's packages make it: some names are links to
-// absolute paths.
+// Programs get their loader and libraries, from a tree as Debian's packages create it: some names are absolute symbolic
+// links.
 func TestAddTools(t *testing.T) {
 	a, err := findArch(runtime.GOARCH)
 	if err != nil {

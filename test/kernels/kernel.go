@@ -14,13 +14,13 @@ var errNoImage = errors.New("the packages hold no kernel image")
 
 // kernel is an unpacked kernel.
 type kernel struct {
-	release string // as uname -r says
+	release string // output of uname -r
 	image   string // path of the bzImage, or of the Image on arm64
 	modules string // path of the directory lib/modules/RELEASE
 }
 
-// fetchKernel finds the newest kernel for the spec and unpacks it below dir, unless it lies there already. One kernel
-// is kept per spec.
+// fetchKernel finds the newest kernel for the spec and unpacks it below dir, unless it exists already. One kernel is
+// kept for each spec.
 func fetchKernel(ctx context.Context, debian *archive, dir string, s spec) (kernel, error) {
 	pkgs, err := debian.find(ctx, s)
 	if err != nil {
@@ -48,7 +48,7 @@ func fetchKernel(ctx context.Context, debian *archive, dir string, s spec) (kern
 	return openKernel(target)
 }
 
-// openKernel finds the kernel's files where Debian's releases put them.
+// openKernel finds the kernel's files in the paths of Debian's releases.
 func openKernel(root string) (kernel, error) {
 	var images, trees []string
 	for _, pattern := range []string{"boot/vmlinuz-*", "usr/lib/modules/*/vmlinuz", "lib/modules/*/vmlinuz"} {

@@ -21,13 +21,13 @@ import (
 )
 
 const (
-	// bootTimeout is how long the machine may take to user space: 3 to 5 s on an idle host.
+	// bootTimeout is the timeout until the machine reaches user space: 3 to 5 s on an idle host.
 	bootTimeout = 90 * time.Second
-	// offTimeout is how long it may take to power off after its last word.
+	// offTimeout is the timeout of powering off after its last line.
 	offTimeout = 10 * time.Second
 )
 
-// The ways in which a machine does not end as it should.
+// Abnormal ends of a machine.
 var (
 	errNoBoot     = errors.New("user space not reached")
 	errHung       = errors.New("no end within the time limit")
@@ -37,7 +37,7 @@ var (
 )
 
 // isHung reports a possible fault of the emulator that is worth a second boot: a few boots in a hundred hang, or reset
-// silently. A kernel that says why it dies is a finding.
+// silently. A kernel that logs the reason of its crash is a finding.
 func isHung(err error) bool {
 	return errors.Is(err, errNoBoot) || errors.Is(err, errHung) || errors.Is(err, errGone)
 }
@@ -51,12 +51,12 @@ type machine struct {
 	initrd  string
 	nonce   string
 	kernel  kernel
-	built   []string // .ko files of this repository's
+	built   []string // .ko files of this repository's module
 	memory  string
 	timeout time.Duration
 }
 
-// boot runs the machine once and returns what it said, also alongside an error.
+// boot runs the machine once and returns its transcript, also with an error.
 func (m machine) boot(ctx context.Context, attempt int) (*transcript, error) {
 	log := &transcript{nonce: m.nonce}
 	if attempt == 1 {
@@ -78,7 +78,7 @@ func (m machine) boot(ctx context.Context, attempt int) (*transcript, error) {
 	return log, err
 }
 
-// died sorts a panic by when it happened: before user space it is a boot that failed.
+// died classifies a panic by its time: before user space it is a failed boot.
 func died(log *transcript) error {
 	if log.release == "" {
 		return errNoBoot
@@ -86,7 +86,7 @@ func died(log *transcript) error {
 	return errPanic
 }
 
-// watch starts QEMU and feeds the second port to the transcript until the machine is off or out of time.
+// watch starts QEMU and feeds the second port to the transcript until the machine is off or the timeout expires.
 func (m machine) watch(ctx context.Context, log *transcript, tests io.Writer, arguments []string) error {
 	// A child's death signal is bound to the thread that started it.
 	runtime.LockOSThread()
@@ -129,7 +129,7 @@ func (m machine) watch(ctx context.Context, log *transcript, tests io.Writer, ar
 	return m.verdict(ctx, deadline, log, late.Load(), exit, said.String())
 }
 
-// verdict names the reason why the machine ended.
+// verdict returns the reason why the machine ended.
 func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bool, exit error, said string) error {
 	switch {
 	case log.done:
@@ -147,11 +147,11 @@ func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bo
 	}
 }
 
-// arguments are QEMU's: emulation, for a test of behaviour must not need KVM; panic=-1 with -no-reboot ends the machine
-// at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts. The second
-// attempt emulates both processors in one thread, where the emulator's races cannot happen; so does a machine for a
-// kernel module, whose hooks have the kernel patch its code (static keys): a processor in a thread of its own may meet
-// the breakpoint after the patch is done.
+// arguments returns QEMU's arguments. Emulation, because a test of behaviour must not need KVM; panic=-1 with
+// -no-reboot ends the machine immediately after a kernel panic. The kernel's mitigations stay enabled, since they
+// change what the verifier accepts. The second attempt emulates both processors in one thread, where the emulator's
+// races cannot happen; so does a machine for a kernel module, whose hooks make the kernel patch its code (static keys):
+// a processor in its own thread may execute the breakpoint after the patch is complete.
 func (m machine) arguments(console string, attempt int) []string {
 	threads := "multi"
 	if attempt > 1 || len(m.built) > 0 {
@@ -166,7 +166,7 @@ func (m machine) arguments(console string, attempt int) []string {
 	}, m.arch.tests)
 }
 
-// panicLine is the line of the kernel's log that says why it died.
+// panicLine returns the line of the kernel's log with the reason of the panic.
 func panicLine(console string) string {
 	for line := range strings.Lines(console) {
 		if i := strings.Index(line, "Kernel panic"); i >= 0 {

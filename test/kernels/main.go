@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test
-// binaries into an initramfs, boots it in an emulated machine without a network, and prints what passed where. See
-// README.md.
+// binaries into an initramfs, boots it in an emulated machine without a network, and prints the results. See README.md.
 package main
 
 import (
@@ -31,7 +30,7 @@ const (
 	defaultTests   = "./test/kernels/smoke,./internal/dataplane/...,./internal/sockprobe,./modules/..."
 )
 
-// options are the command line.
+// options are the options on the command line.
 type options struct {
 	arch                    arch
 	kernels, tests, modules []string
@@ -97,7 +96,7 @@ func parseFlags() (options, error) {
 	return o, err
 }
 
-// fields splits at commas and drops what is empty.
+// fields splits text at commas and drops empty fields.
 func fields(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
@@ -110,8 +109,8 @@ func defaultCache() string {
 	return filepath.Join(dir, "kerb", "kernels")
 }
 
-// run builds the tests once and then takes the kernels one after the other. A kernel that cannot be had or does not
-// answer is a result; an error is what spoils the whole run.
+// run builds the tests once and then runs the kernels one after the other. A kernel that cannot be fetched or does not
+// respond is a result; an error affects the whole run.
 func run(ctx context.Context, opts options) ([]kernelResult, error) {
 	specs, err := parseSpecs(opts.kernels, opts.arch)
 	if err != nil {
@@ -126,7 +125,7 @@ func run(ctx context.Context, opts options) ([]kernelResult, error) {
 	}
 	defer unlock()
 	opts.cache = opts.arch.cache(opts.cache)
-	work := filepath.Join(opts.cache, "run") // may be left over from a run that was killed
+	work := filepath.Join(opts.cache, "run") // may be left over from a killed run
 	if err := errors.Join(os.RemoveAll(work), os.MkdirAll(work, 0o755)); err != nil {
 		return nil, err
 	}
@@ -201,7 +200,7 @@ func runKernel(ctx context.Context, opts options, debian *archive, s spec, m mac
 	return result
 }
 
-// buildFor builds the module that was asked for.
+// buildFor builds the module of option -kmod.
 func buildFor(ctx context.Context, opts options, debian *archive, s spec, m machine) ([]string, error) {
 	headers, err := fetchHeaders(ctx, debian, filepath.Join(opts.cache, "headers"), s, m.kernel)
 	if err != nil {
@@ -211,7 +210,7 @@ func buildFor(ctx context.Context, opts options, debian *archive, s spec, m mach
 	return buildKmod(ctx, m.dir, opts.kmod, headers)
 }
 
-// lockDir makes dir and keeps other runs out of it, for they would boot a second machine alongside this one.
+// lockDir creates dir and locks it, so that a second run does not boot a machine at the same time.
 func lockDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -229,7 +228,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
-// progressTo is where progress goes: stdout is for the answer.
+// progressTo is the writer of progress messages; stdout is for the results.
 var progressTo io.Writer = os.Stderr
 
 func progress(format string, args ...any) {

@@ -17,10 +17,10 @@ import (
 
 var errModuleCycle = errors.New("kernel modules depend on each other in a circle")
 
-// guestModules are loaded in every machine, in this order after what they depend on. What a kernel has built in, or has
-// not at all, is left out: the smoke tests say whether that hurts. Nothing is loaded on demand, so tests see the same
-// modules on every kernel. crc32c_generic comes first because libcrc32c, below nf_conntrack and others, asks for it by
-// an alias that no dependency names.
+// guestModules are loaded in every machine in this order, after their dependencies. Modules that a kernel has built in,
+// or lacks, are skipped: the smoke tests report missing features. Nothing is loaded on demand, so that tests get the
+// same modules on every kernel. crc32c_generic comes first because libcrc32c, a dependency of nf_conntrack and others,
+// requests it by an alias that no dependency names.
 var guestModules = []string{
 	"crc32c_generic",
 	"veth", "dummy", "bridge", "br_netfilter", "8021q", "ifb", "tun", "macvlan", "ipvlan", "vrf", "vxlan", "geneve",
@@ -31,8 +31,8 @@ var guestModules = []string{
 	"wireguard", "xfrm_user", "xfrm_interface", "esp4", "esp6",
 }
 
-// moduleOrder lists the wanted modules and all they depend on, each once and after its dependencies. depends returns
-// the direct dependencies of a module and whether the module exists as a file; one that does not is left out.
+// moduleOrder returns the wanted modules and all their dependencies, each once and after its dependencies. depends
+// returns the direct dependencies of a module and whether the module exists as a file; one that does not is skipped.
 func moduleOrder(wanted []string, depends func(name string) ([]string, bool, error)) ([]string, error) {
 	var order []string
 	state := map[string]int{} // 1: being visited, 2: done
@@ -68,11 +68,11 @@ func moduleOrder(wanted []string, depends func(name string) ([]string, bool, err
 	return order, nil
 }
 
-// moduleName is the kernel's spelling of a module: '-' and '_' are the same to it.
+// moduleName returns the kernel's spelling of a module: it treats '-' and '_' as equal.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// moduleTree is a kernel's directory of modules. Debian's packages carry no modules.dep (depmod makes it at
-// installation), so the dependencies are read where depmod reads them: in the modules.
+// moduleTree is a kernel's directory of modules. Debian's packages contain no modules.dep (depmod creates it at
+// installation), so that the dependencies are read from the modules, as depmod does.
 type moduleTree struct {
 	files map[string]string // path by module name
 	data  map[string][]byte // uncompressed module by name, as far as read
@@ -92,7 +92,7 @@ func openModules(root string) (*moduleTree, error) {
 	return t, err
 }
 
-// depends is moduleOrder's view of the tree.
+// depends returns the dependencies for moduleOrder.
 func (t *moduleTree) depends(ctx context.Context) func(string) ([]string, bool, error) {
 	return func(name string) ([]string, bool, error) {
 		if t.files[name] == "" {
@@ -110,7 +110,7 @@ func (t *moduleTree) depends(ctx context.Context) func(string) ([]string, bool, 
 	}
 }
 
-// read returns a module, uncompressed: not every kernel can uncompress for itself.
+// read returns a module, uncompressed: some kernels cannot uncompress modules.
 func (t *moduleTree) read(ctx context.Context, name string) ([]byte, error) {
 	if data, ok := t.data[name]; ok {
 		return data, nil
@@ -152,7 +152,7 @@ func moduleDepends(data []byte) ([]string, error) {
 	return parseModinfo(string(info)), nil
 }
 
-// parseModinfo reads NUL-separated key=value records.
+// parseModinfo parses NUL-separated key=value records.
 func parseModinfo(info string) []string {
 	for record := range strings.SplitSeq(info, "\x00") {
 		if value, ok := strings.CutPrefix(record, "depends="); ok {

@@ -8,17 +8,17 @@ import (
 	"text/tabwriter"
 )
 
-// kernelResult is what came of one kernel.
+// kernelResult is the result of one kernel.
 type kernelResult struct {
 	spec, release string
-	err           error       // the kernel could not be had, or the machine did not answer
-	log           *transcript // of the last boot, nil if there was none
+	err           error       // the kernel could not be fetched, or the machine did not respond
+	log           *transcript // of the last boot; nil if there was none
 	boots         int
 	seconds       float64
 	consoles      string // directory of the logs
 }
 
-// expect adds the packages that the machine never came to, so that they count.
+// expect adds packages that did not run, so that they count as failed.
 func (r *kernelResult) expect(tests []testBinary) {
 	started := map[string]bool{}
 	ran := 0
@@ -48,8 +48,8 @@ func (r *kernelResult) ok() bool {
 	return failed == 0
 }
 
-// counts sums over the packages. A test that was cut short counts as failed, a binary that ended badly without such a
-// test as one, and so does a kernel that did not get as far as any package's failure.
+// counts sums over the packages. An interrupted test counts as failed; so does a binary that failed without such a
+// test, and a kernel that failed before any package.
 func (r *kernelResult) counts() (pass, fail, skip int) {
 	for _, p := range r.packages() {
 		pass, fail, skip = pass+p.pass, fail+p.fail+len(p.open), skip+p.skip
@@ -85,7 +85,7 @@ func (p *packageRun) verdict() string {
 	return fmt.Sprintf("FAIL (exit %d)", p.status)
 }
 
-// report prints the table, what failed and the sum, and returns whether everything passed.
+// report prints the table, the failures and the sum, and returns whether everything passed.
 func report(w io.Writer, results []kernelResult) bool {
 	table(w, results)
 	pass, fail, skip := 0, 0, 0

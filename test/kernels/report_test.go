@@ -59,7 +59,7 @@ func TestReportNamesFailures(t *testing.T) {
 	}
 }
 
-// TestExpect: what was never started counts, and so does a machine in which no test ran.
+// TestExpect: packages that did not start count as failed, and so does a machine in which no test ran.
 func TestExpect(t *testing.T) {
 	r := result(errHung, good)
 	r.expect([]testBinary{{pkg: "good"}, {pkg: "late"}})

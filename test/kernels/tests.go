@@ -20,20 +20,20 @@ var errNoTests = errors.New("no package with tests matches")
 
 // testBinary is one compiled Go test package.
 type testBinary struct {
-	pkg    string // directory below the module's root, slashes; names the package in the machine and in the table
+	pkg    string // directory below the module's root, with slashes; names the package in the machine and in the table
 	source string // the same directory on the host
 	binary string
 }
 
-// goPackage is what is needed of go list -json.
+// goPackage has the used fields of go list -json.
 type goPackage struct {
 	Dir, Name                 string
-	Match                     []string // the patterns that led to it
+	Match                     []string // the patterns that matched it
 	Module                    struct{ Dir string }
 	TestGoFiles, XTestGoFiles []string
 }
 
-// buildTests compiles every package that matches and has tests into dir, static.
+// buildTests compiles every matching package with tests into dir, statically linked.
 func buildTests(ctx context.Context, dir string, a arch, patterns []string) ([]testBinary, error) {
 	packages, err := listPackages(ctx, a, patterns)
 	if err != nil {
@@ -57,8 +57,8 @@ func buildTests(ctx context.Context, dir string, a arch, patterns []string) ([]t
 	return tests, nil
 }
 
-// wanted leaves out packages without tests, and commands unless they are named: what a tool such as a generator does,
-// and the source tree its tests work on, is no business of another kernel's.
+// wanted excludes packages without tests, and commands unless they are named: tools such as generators, and tests of
+// the source tree, do not depend on the kernel.
 func (p goPackage) wanted() bool {
 	named := slices.ContainsFunc(p.Match, func(pattern string) bool { return !strings.Contains(pattern, "...") })
 	return len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 && (p.Name != "main" || named)

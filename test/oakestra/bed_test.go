@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oakestra has a whole Oakestra cluster on one machine: the double of root and cluster service manager behind a
+// Package oakestra runs a whole Oakestra cluster on one machine: the double of root and cluster service manager with a
 // real broker, three workers in network namespaces with the real agent, and a double of NodeEngine on each. 20 services
 // reach each other; with KERB_OAKESTRA_STEPS, which `make test-oakestra` sets, they are deployed, undeployed, moved and
-// restarted at random, against a model, while traffic flows. It needs root, `make bpf` and mosquitto.
+// restarted at random, and compared with a model, while traffic flows. It needs root, `make bpf` and mosquitto.
 package oakestra
 
 import (
@@ -40,10 +40,10 @@ type bed struct {
 	cluster *oaktest.Cluster
 	workers []*worker
 	ids     int
-	used    map[string]string // namespace addresses of instances that run, and whose they are
+	used    map[string]string // namespace addresses of running instances, with their owners
 }
 
-// newBed has workers with Kerb, and others with the double of NetManager.
+// newBed returns a cluster of workers with Kerb, and others with the double of NetManager.
 func newBed(t *testing.T, workers, stock int) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -93,7 +93,7 @@ type worker struct {
 	containers map[*container]bool
 }
 
-// nodeEngineLimit is how long NodeEngine waits for its network manager.
+// nodeEngineLimit is NodeEngine's timeout of requests to its network manager.
 const nodeEngineLimit = 10 * time.Second
 
 func (b *bed) newWorker(name string) *worker {
@@ -127,7 +127,7 @@ func (b *bed) newWorker(name string) *worker {
 	return w
 }
 
-// newStockWorker has NetManager in Kerb's place.
+// newStockWorker returns a worker with NetManager instead of Kerb.
 func (b *bed) newStockWorker(name string) *worker {
 	b.Helper()
 	host, err := b.lab.Host(name, netlab.HostOptions{})
@@ -135,14 +135,14 @@ func (b *bed) newStockWorker(name string) *worker {
 		b.Fatal(err)
 	}
 	n := oaktest.NewNetManager(b.T, b.broker, host.Addr4(), host.Do)
-	n.InterestedFor = 3 * time.Second // tests wait for the end
+	n.InterestedFor = 3 * time.Second // tests wait for the end of interests
 	w := &worker{bed: b, name: name, host: host, containers: map[*container]bool{},
 		client: &http.Client{Timeout: nodeEngineLimit, Transport: client.Unix(n.Socket)}}
 	w.startNodeEngine()
 	return w
 }
 
-// drops are the counters of packets that the worker has dropped.
+// drops returns the counters of packets that the worker has dropped.
 func (w *worker) drops() (lines []string) {
 	c := http.Client{Transport: client.Unix(w.Socket())}
 	r, err := c.Get("http://kerb/metrics")
@@ -173,13 +173,14 @@ func (w *worker) startAgent() {
 	})
 }
 
-// killAgent is kill -9 of the agent, and its next start.
+// killAgent kills (SIGKILL) the agent, and starts it again.
 func (w *worker) killAgent() {
 	w.Kill()
 	w.startAgent()
 }
 
-// startNodeEngine is a start of NodeEngine: it ends its containers, gets a new id in the handshake, and registers.
+// startNodeEngine simulates a start of NodeEngine: it ends its containers, gets a new id in the handshake, and
+// registers.
 func (w *worker) startNodeEngine() {
 	w.bed.Helper()
 	for c := range w.containers {
@@ -194,7 +195,7 @@ func (w *worker) startNodeEngine() {
 	}
 }
 
-// call is a request of NodeEngine.
+// call sends a request of NodeEngine.
 func (w *worker) call(path string, body any) (status int, text string, err error) {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -213,7 +214,7 @@ func deployment(name string, number, pid int) map[string]any {
 	return map[string]any{"pid": pid, "serviceName": name, "instanceNumber": number, "portMappings": ""}
 }
 
-// deploy returns the addresses of the instance. A failure that the machine is too busy is NodeEngine's to repeat.
+// deploy returns the addresses of the instance. If the machine is too busy, it repeats the request like NodeEngine.
 func (w *worker) deploy(name string, number int, c *container) (addresses [2]string, err error) {
 	w.containers[c] = true
 	status, text, err := w.call("/container/deploy", deployment(name, number, c.pid()))

@@ -26,7 +26,7 @@ const (
 	maxInstances = 2 // of a service
 )
 
-// instance is one that runs, in the model.
+// instance is a running instance in the model.
 type instance struct {
 	service   string
 	number    int
@@ -35,7 +35,7 @@ type instance struct {
 	addresses [2]string
 }
 
-// model is what the cluster should be.
+// model is the expected state of the cluster.
 type model struct {
 	*bed
 	rng        *rand.Rand
@@ -57,7 +57,7 @@ func (m *model) all() (all []*instance) {
 
 func pick[T any](m *model, all []T) T { return all[m.rng.IntN(len(all))] }
 
-// place deploys an instance on a worker, as orchestrator and NodeEngine do. One that exists moves.
+// place deploys an instance on a worker, as orchestrator and NodeEngine do. An existing one moves.
 func (m *model) place(name string, number int, w *worker) {
 	m.Helper()
 	m.cluster.Schedule(name, number)
@@ -94,7 +94,7 @@ func (m *model) forget(i *instance) {
 	delete(m.running[i.service], i.number)
 }
 
-// steps are what may happen, and how often of 100 times. Each returns what it has touched.
+// steps are the possible steps, with their probability in percent. Each returns the affected services.
 var steps = []struct {
 	name  string
 	often int
@@ -138,7 +138,7 @@ func (m *model) undeploy() map[string]bool {
 	return map[string]bool{i.service: true}
 }
 
-// move has the instance end on one worker, as after a failure, and start on another under the same number.
+// move ends the instance on one worker, as after a failure, and starts it on another under the same number.
 func (m *model) move() map[string]bool {
 	i := pick(m, m.all())
 	i.at.undeploy(i.service, i.number)
@@ -158,8 +158,8 @@ func (m *model) redeploy() map[string]bool {
 	return map[string]bool{i.service: true}
 }
 
-// killInDeployment kills the agent at some moment of a deployment. NodeEngine gets an error, or an answer, and starts
-// another container in the first case.
+// killInDeployment kills the agent at a random moment of a deployment. NodeEngine gets an error, and then starts
+// another container, or a response.
 func (m *model) killInDeployment() map[string]bool {
 	i := pick(m, m.all())
 	w := i.at
@@ -194,8 +194,8 @@ func (m *model) killInDeployment() map[string]bool {
 	return map[string]bool{i.service: true}
 }
 
-// restartNodeEngine ends all containers of a worker, which gets a new id and subnet. The cluster takes note of the dead
-// instances, and half of them are started elsewhere.
+// restartNodeEngine ends all containers of a worker, which gets a new id and subnet. The cluster marks the instances as
+// dead, and half of them are started elsewhere.
 func (m *model) restartNodeEngine() map[string]bool {
 	w, touched := pick(m, m.workers), map[string]bool{}
 	var dead []*instance
@@ -221,7 +221,7 @@ func (m *model) restartNodeEngine() map[string]bool {
 	return touched
 }
 
-// registerAndKill kills the agent at some moment of a registration, which NodeEngine ends on.
+// registerAndKill kills the agent at a random moment of a registration, which makes NodeEngine exit.
 func (m *model) registerAndKill(w *worker) {
 	done := make(chan struct{})
 	m.ids++
@@ -253,7 +253,7 @@ func (m *model) restartBroker() map[string]bool {
 	return nil
 }
 
-// settled waits until everything that the agents have of a service is what the model has, in their modules, too.
+// settled waits until all agents have the model's state of a service, and so have their modules.
 func (m *model) settled(name string) {
 	m.Helper()
 	for _, w := range m.workers {
@@ -267,7 +267,8 @@ func (m *model) settled(name string) {
 	}
 }
 
-// fits: a worker with an instance of the service has given it to its proxy, others may not use it.
+// fits reports whether a worker's state of a service is valid: a worker with an instance of the service has passed it
+// to its proxy; others may not use it.
 func (m *model) fits(name string, w *worker, s v1.VirtualService) bool {
 	if s.Status == nil || len(s.Status.Instances) != len(m.running[name]) {
 		return false
@@ -291,8 +292,8 @@ func (m *model) describe(name string) (all []string) {
 	return all
 }
 
-// check has a client reach a service in every way: by service IP and instance IP, IPv4 and IPv6, TCP, UDP and UDP in
-// fragments. The service sees the instance IP of the client.
+// check makes a client reach a service in every way: by service IP and instance IP, IPv4 and IPv6, TCP, UDP and UDP in
+// fragments. The service receives the instance IP of the client.
 func (m *model) check(from *instance, name string) error {
 	own := m.cluster.InstanceAddresses(from.service, from.number)
 	ask := func(family int, address string, right ...*instance) (err error) {
@@ -334,7 +335,7 @@ func (m *model) check(from *instance, name string) error {
 	return nil
 }
 
-// checkAll has clients reach others, several at a time, until one does not.
+// checkAll makes clients reach others, several at a time, until a check fails.
 func (m *model) checkAll(from []*instance, to func(*instance) []string) (pairs int64) {
 	m.Helper()
 	group, ctx := errgroup.WithContext(m.Context())
@@ -382,7 +383,7 @@ func newModel(t *testing.T, stock int) *model {
 	return m
 }
 
-// TestPairs has each service connect to each other one by each of its addresses, and then reach it in all other ways.
+// TestPairs makes each service connect to each other one by each of its addresses, and then reach it in all other ways.
 func TestPairs(t *testing.T) {
 	m := newModel(t, 0)
 	m.connectAll(1, 4*services*(services-1))
@@ -400,7 +401,7 @@ func TestPairsWithNetManager(t *testing.T) {
 	}
 }
 
-// TestChurn takes random steps. After each the cluster is what the model says; connections that a step does not touch
+// TestChurn takes random steps. After each, the cluster matches the model; connections that a step does not affect
 // continue, and lose nothing.
 func TestChurn(t *testing.T) {
 	text := os.Getenv("KERB_OAKESTRA_STEPS")

@@ -20,7 +20,7 @@ const firstPort = 20001 // of the clients next to NetManager, below the ephemera
 func TestConnections(t *testing.T) { testConnections(t, 0) }
 
 // TestConnectionsWithNetManager is the same with a worker that has the double of NetManager. Each connection has a
-// source port of its own: NetManager mixes up those of two clients that have the same one.
+// different source port: NetManager mixes up those of two clients with the same one.
 func TestConnectionsWithNetManager(t *testing.T) { testConnections(t, 1) }
 
 func testConnections(t *testing.T, stock int) {
@@ -31,9 +31,8 @@ func testConnections(t *testing.T, stock int) {
 	m.connectAll(4, 2500)
 }
 
-// connectAll has all services connect to all others, by all of their addresses, from the first contact on. No
-// connection is lost, none reaches another service or instance than it should, and each server sees the instance IP of
-// its client.
+// connectAll connects all services to all others, by all of their addresses, from the first contact on. No connection
+// is lost, none reaches a wrong service or instance, and each server receives the instance IP of its client.
 func (m *model) connectAll(rounds, connections int) {
 	m.Helper()
 	all, between := m.all(), map[string]int{}
@@ -70,17 +69,18 @@ func (m *model) connectAll(rounds, connections int) {
 	m.Logf("%d connections, none lost or misdelivered: %v", rounds*connections, between)
 }
 
-// connection is one of a client to an address of a service with one instance.
+// connection is a connection of a client to an address of a service with one instance.
 type connection struct {
 	from, to    *instance
 	address     string
-	own         string // address that the server sees
+	own         string // source address that the server sees
 	port        int    // of the client, or 0
 	conn        net.Conn
 	description string
 }
 
-// connection returns the nth: all pairs of services take turns, and for each of them the four addresses.
+// connection returns the nth connection: round-robin over all pairs of services, and for each of them over the four
+// addresses.
 func (m *model) connection(all []*instance, n int) *connection {
 	pair := n % (len(all) * (len(all) - 1))
 	from := all[pair%len(all)]

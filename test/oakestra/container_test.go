@@ -24,13 +24,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// port is where all services listen.
+// port is the port of all services.
 const port = 8000
 
-// container is what a container runtime starts: a process with a network namespace of its own. Its server answers
-// whatever it gets with its identity and the client's address, by TCP and UDP.
+// container is a container's process with its own network namespace. Its server answers any request with its identity
+// and the client's address, by TCP and UDP.
 type container struct {
-	identity string // of this container: another one of the same instance has another one
+	identity string // of this container: another one of the same instance has another identity
 	cmd      *exec.Cmd
 	close    []interface{ Close() error }
 
@@ -58,7 +58,7 @@ func (w *worker) container(t *testing.T, identity string) *container {
 
 func (c *container) pid() int { return c.cmd.Process.Pid }
 
-// end is the death of the container, with all its connections.
+// end kills the container, with all its connections.
 func (c *container) end() {
 	if c.cmd.ProcessState != nil {
 		return
@@ -133,7 +133,7 @@ func (c *container) serve() error {
 	return nil
 }
 
-// heading begins an answer.
+// heading returns the beginning of an answer.
 func (c *container) heading(client netip.AddrPort) string {
 	return fmt.Sprintf("%s %s ", c.identity, client.Addr().Unmap())
 }
@@ -152,7 +152,7 @@ func (c *container) answer(conn net.Conn) {
 	c.mu.Unlock()
 }
 
-// dial opens a connection from the container, or a UDP socket that has one peer.
+// dial opens a connection from the container, or a UDP socket with one peer.
 func (c *container) dial(network, address string) (conn net.Conn, err error) {
 	return c.dialPort(network, address, port)
 }
@@ -164,7 +164,7 @@ func (c *container) dialPort(network, address string, port uint16) (conn net.Con
 	}), err)
 }
 
-// answer is the identity of a container, and the address that it has seen of the client.
+// answer is the identity of a container, and the client's address as seen by it.
 type answer struct{ identity, client string }
 
 // exchange sends a text and returns the answer.
@@ -180,7 +180,7 @@ func exchange(conn net.Conn, text string, limit time.Duration) (answer, error) {
 		}
 		for line := range strings.Lines(string(buffer[:n])) {
 			words := strings.Fields(line)
-			if len(words) == 3 && words[2] == text { // not a late one to another text
+			if len(words) == 3 && words[2] == text { // not a late answer to another text
 				return answer{words[0], words[1]}, nil
 			}
 		}
@@ -212,7 +212,7 @@ func (c *container) refused(address string) error {
 	return nil
 }
 
-// reach tries for as long as a service may take to be found, and returns the answer.
+// reach retries until a service should have been found, and returns the answer.
 func (c *container) reach(network, address, text string) (got answer, err error) {
 	limit := 300 * time.Millisecond
 	if network == "tcp" {
@@ -227,7 +227,7 @@ func (c *container) reach(network, address, text string) (got answer, err error)
 		if err == nil {
 			return got, nil
 		}
-		time.Sleep(20 * time.Millisecond) // an ICMP error comes at once, until the service is known
+		time.Sleep(20 * time.Millisecond) // until the service is known, an ICMP error arrives immediately
 	}
 	return answer{}, fmt.Errorf("%s by %s %s: %w", c.identity, network, address, err)
 }

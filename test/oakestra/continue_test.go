@@ -22,14 +22,14 @@ func TestConnectionsOutliveInstancesHere(t *testing.T) {
 	here.undeploy(own.service, own.number)
 	here.end(own.container)
 	m.forget(own)
-	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // its answer comes after what the agent learns before
+	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // its reply follows the earlier messages to the agent
 	if _, err := exchange(tcp, text(), lostAfter); err != nil {
 		t.Errorf("after an instance has gone that the connection does not use: %v", err)
 	}
 }
 
-// Connections and datagrams continue when the agent is killed a moment after their service was looked up, even if the
-// cluster does not answer: the next agent knows the service.
+// Connections and datagrams continue when the agent is killed right after their service was looked up, even if the
+// cluster does not respond: the next agent knows the service.
 func TestConnectionsOutliveTheAgent(t *testing.T) {
 	m := newCluster(t, 2)
 	here, away := m.workers[0], m.workers[1]
@@ -37,7 +37,7 @@ func TestConnectionsOutliveTheAgent(t *testing.T) {
 	m.add("app.ns.b.test", away)
 	m.add("app.ns.c.test", away)
 	client, address := m.running["app.ns.a.test"][0].container, m.cluster.Addresses("app.ns.b.test")[0]
-	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // the other worker knows the client: the next one is quick
+	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // the other worker now knows the client
 	tcp := m.connect(client, address)
 	m.inCluster(m.broker.Stop)
 	here.killAgent()
@@ -49,13 +49,13 @@ func TestConnectionsOutliveTheAgent(t *testing.T) {
 	m.inCluster(m.broker.Start)
 }
 
-// newCluster is one without services.
+// newCluster returns a cluster without services.
 func newCluster(t *testing.T, workers int) *model {
 	t.Helper()
 	return &model{bed: newBed(t, workers, 0), running: map[string]map[int]*instance{}}
 }
 
-// add makes a service with an instance on each of some workers.
+// add creates a service with an instance on each of some workers.
 func (m *model) add(name string, at ...*worker) {
 	m.Helper()
 	m.running[name] = map[int]*instance{}
@@ -75,7 +75,7 @@ func (m *model) dial(c *container, network, address string) net.Conn {
 	return conn
 }
 
-// connect returns a connection that has had an answer.
+// connect returns a connection on which a reply has arrived.
 func (m *model) connect(c *container, address string) net.Conn {
 	m.Helper()
 	if _, err := c.reach("tcp", address, "reach"); err != nil {

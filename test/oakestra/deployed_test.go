@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// NodeEngine starts the program of a container when it has the answer to its deployment: the first datagram then comes
-// from the instance IP, and one of a client on the same worker reaches an instance that has moved to it.
+// NodeEngine starts the program of a container when it has the response to its deployment: the first datagram then
+// comes from the instance IP, and a datagram of a client on the same worker reaches an instance that has moved to it.
 func TestFirstDatagramAfterADeployment(t *testing.T) {
 	m := newCluster(t, 2)
 	here, away := m.workers[0], m.workers[1]
@@ -43,9 +43,9 @@ func TestFirstDatagramAfterADeployment(t *testing.T) {
 	}
 }
 
-// A worker learns that an instance has moved between two other places by the notice of the cluster, and by nothing
-// else: what is sent before goes to the former worker, and is lost. It cannot be held, as nothing distinguishes it from
-// datagrams before, and the former worker cannot pass it on: others accept a client's packets from its worker only.
+// A worker learns only from the notice of the cluster that an instance has moved between two other workers: earlier
+// packets go to the former worker, and are lost. They cannot be held, as nothing distinguishes them from earlier ones,
+// and the former worker cannot forward them: others accept a client's packets only from its worker.
 func TestMoveIsKnownByTheNotice(t *testing.T) {
 	m := newCluster(t, 3)
 	m.add("app.ns.server.test", m.workers[1])
@@ -67,7 +67,7 @@ func TestMoveIsKnownByTheNotice(t *testing.T) {
 	}
 }
 
-// inUse waits until all workers have what the model has of a service, and the modules of one with a client of it, too.
+// inUse waits until all workers have the model's state of a service, and also the modules of one with a client of it.
 func (m *model) inUse(name string, by *worker) {
 	m.Helper()
 	m.settled(name)
@@ -79,7 +79,7 @@ func (m *model) inUse(name string, by *worker) {
 	}, func() any { return got.Status })
 }
 
-// moveTo has an instance end where it is, and start on another worker.
+// moveTo ends an instance, and starts it on another worker.
 func (m *model) moveTo(name string, w *worker) {
 	m.Helper()
 	i := m.running[name][0]

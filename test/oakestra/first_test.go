@@ -13,8 +13,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 )
 
-// TestFirstContact has services of two workers that have never met exchange packets, in both directions. No packet is
-// lost: a single datagram is answered, and so is a single SYN. TCP may send later segments again that are only late.
+// TestFirstContact makes services of two workers without earlier contact exchange packets, in both directions. No
+// packet is lost: a single datagram is answered, and so is a single SYN. TCP may retransmit later segments that are
+// only late.
 func TestFirstContact(t *testing.T) {
 	m := &model{bed: newBed(t, 2, 0), running: map[string]map[int]*instance{}}
 	cgrouptest.PatientSYNs(t, "kerb-oakestra")

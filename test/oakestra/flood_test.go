@@ -17,9 +17,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// A container that sends to addresses without end that nothing is known of, and a worker that sends packets of made-up
-// sources, have no first contact of others fail: neither of a neighbour of the container, nor of a client on a third
-// worker.
+// Neither a container that sends to an unlimited number of unknown addresses, nor a worker that sends packets with
+// forged sources, makes first contacts of others fail: neither of a neighbour of the container, nor of a client on a
+// third worker.
 func TestFloodsLeaveFirstContacts(t *testing.T) {
 	m := newCluster(t, 3)
 	here, hostile, third := m.workers[0], m.workers[1], m.workers[2]
@@ -67,12 +67,13 @@ func TestFloodsLeaveFirstContacts(t *testing.T) {
 	}
 }
 
-// unknownAddress is the nth virtual address of those that the cluster does not give in tests.
+// unknownAddress returns the nth of the virtual addresses that the cluster does not assign in tests.
 func unknownAddress(n int64) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 30, byte(100 + n>>8%100), byte(n)})
 }
 
-// scan sends a datagram to one unknown address after the other. The kernel refuses some while ICMP errors come back.
+// scan sends a datagram to one unknown address after the other. The kernel returns errors for some while ICMP errors
+// arrive.
 func scan(done chan struct{}, sent *atomic.Int64) error {
 	return flood(done, sent, func(conn *net.UDPConn, n int64) error {
 		_, _ = conn.WriteToUDPAddrPort([]byte("anybody?"), netip.AddrPortFrom(unknownAddress(n), port))
@@ -80,7 +81,7 @@ func scan(done chan struct{}, sent *atomic.Int64) error {
 	})
 }
 
-// forge sends packets to a tunnel, each of another source.
+// forge sends packets to a tunnel, each with another source.
 func forge(done chan struct{}, tunnel netip.AddrPort, to string, sent *atomic.Int64) error {
 	return flood(done, sent, func(conn *net.UDPConn, n int64) error {
 		fields, err := packet.Parse(fmt.Sprintf("udp %s:1000 > %s:%d", unknownAddress(n), to, port))
@@ -119,7 +120,7 @@ func flood(done chan struct{}, sent *atomic.Int64, send func(conn *net.UDPConn, 
 	}
 }
 
-// A first packet that the kernel of the client carries as a batch of datagrams (UDP_SEGMENT) arrives as these.
+// A first packet that the client's kernel handles as a batch of datagrams (UDP_SEGMENT) arrives as separate datagrams.
 func TestFirstPacketIsABatch(t *testing.T) {
 	m := newCluster(t, 2)
 	m.add("app.ns.server.test", m.workers[1])
@@ -154,7 +155,7 @@ func TestFirstPacketIsABatch(t *testing.T) {
 	}
 }
 
-// answers counts answers until none comes any more, or there are four.
+// answers counts replies until none arrives any more, or there are four.
 func answers(conn net.Conn) (n int) {
 	_ = conn.SetReadDeadline(time.Now().Add(lostAfter))
 	for buffer := make([]byte, 4096); n < 4; n++ {

@@ -11,32 +11,32 @@ import (
 	"time"
 )
 
-// flow is a TCP connection and a UDP socket of one service to the service IP of another, kept over many steps.
+// flow is a TCP connection and a UDP socket from one service to the service IP of another, kept over many steps.
 type flow struct {
 	from     *instance
 	service  string
 	tcp, udp net.Conn
 	peer     string // identity of the container at the other end of the TCP connection
 
-	sent, lost int // datagrams of the present step
+	sent, lost int // datagrams of the current step
 	broken     error
-	all        int // datagrams of steps that did not touch it
+	all        int // datagrams of steps that did not affect it
 }
 
 const (
 	flows = 8
-	// pause is between the packets of a flow, so that all of them together leave the machine to the agents.
+	// pause is the interval between the packets of a flow. All flows together must leave CPU time to the agents.
 	pause = 10 * time.Millisecond
-	// lostAfter is when a datagram has no answer. Nothing holds one that long.
+	// lostAfter is the time without a reply after which a datagram counts as lost. Nothing delays one that long.
 	lostAfter = 3 * time.Second
 )
 
 var texts atomic.Int64
 
-// text is one that no other packet has.
+// text returns a unique packet content.
 func text() string { return fmt.Sprintf("p%d", texts.Add(1)) }
 
-// openFlows closes flows whose ends have gone, and opens others in their place.
+// openFlows closes flows whose ends no longer exist, and opens others instead.
 func (m *model) openFlows() {
 	m.Helper()
 	m.flows = slices.DeleteFunc(m.flows, func(f *flow) bool {
@@ -79,7 +79,7 @@ func (m *model) open(from *instance, service string) *flow {
 }
 
 // awaitUDP sends until a datagram is answered: the worker of an instance that is new to this client drops the first
-// ones, until it knows who sends them.
+// ones, until it knows their sender.
 func (m *model) awaitUDP(f *flow) {
 	m.Helper()
 	var err error
@@ -117,8 +117,9 @@ func (m *model) lives(f *flow) bool {
 	return runs(f.from.container.identity) && runs(f.peer)
 }
 
-// run has all flows send until the returned function is called, which judges them: what step has not touched has lost
-// nothing, no connection of which both ends run is broken, and datagrams of touched services are all answered again.
+// run makes all flows send until the returned function is called, which checks them: flows that the step did not affect
+// have lost nothing, no connection is broken while both ends run, and datagrams of affected services are all answered
+// again.
 func (m *model) run() func(step string, touched map[string]bool) {
 	done := make(chan struct{})
 	var all sync.WaitGroup

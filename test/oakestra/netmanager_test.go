@@ -18,9 +18,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// TestNetManagerSendsWhatIsRecorded has two doubles of NetManager do what the real ones did in recordings 01, 03, 05
-// and 06: register, deploy, exchange packets for the first time, and lose interest a while later. Each sends the
-// same messages in the same order.
+// TestNetManagerSendsWhatIsRecorded makes two doubles of NetManager do what the real ones did in recordings 01, 03, 05
+// and 06: register, deploy, exchange packets for the first time, and lose interest a while later. Each sends the same
+// messages in the same order.
 func TestNetManagerSendsWhatIsRecorded(t *testing.T) {
 	m := &model{bed: newBed(t, 0, 2), running: map[string]map[int]*instance{}}
 	m.cluster.Twice(0)
@@ -54,9 +54,9 @@ func TestNetManagerSendsWhatIsRecorded(t *testing.T) {
 	}
 }
 
-// sent returns what a worker has published, with the name and address that it has in the recordings. If the notice of
-// its own deployment comes after its subscription, it repeats the query of its own service, as the real one does: the
-// repetition is left out.
+// sent returns the messages that a worker has published, with the name and address that it has in the recordings. If
+// the notice of its own deployment follows its subscription, it repeats the query of its own service, as the real one
+// does: the repetition is removed.
 func (m *model) sent(w *worker) (all []oaktest.Message) {
 	for _, r := range m.cluster.Received() {
 		if r.Worker != w.id {
@@ -72,8 +72,8 @@ func (m *model) sent(w *worker) (all []oaktest.Message) {
 	return all
 }
 
-// byPayload orders the ends of interests, which come last: those in a name and in an address have timers of their own
-// that end within milliseconds of each other, in either order.
+// byPayload sorts the final messages, which end interests: those in a name and in an address have separate timers that
+// end within milliseconds of each other, in either order.
 func byPayload(all []oaktest.Message) {
 	slices.SortStableFunc(all, func(a, b oaktest.Message) int {
 		if a.Topic != "interest/remove" || b.Topic != a.Topic {
@@ -95,7 +95,7 @@ func (m *model) recorded(name string, to map[string][]oaktest.Message) {
 			From, Publish string
 			Payload       json.RawMessage
 		}
-		_ = json.Unmarshal(s.Bytes(), &l) // responses of a network manager are text
+		_ = json.Unmarshal(s.Bytes(), &l) // responses of a network manager have a string as body
 		if _, topic, ok := strings.Cut(l.Publish, "/net/"); ok && strings.HasPrefix(l.From, "w") {
 			to[l.From] = append(to[l.From], oaktest.Message{Worker: l.From, Topic: topic, Payload: string(l.Payload)})
 		}

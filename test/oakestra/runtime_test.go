@@ -21,13 +21,13 @@ import (
 
 const documentation = "../../docs/oakestra.md"
 
-// containerd is one with a state of its own.
+// containerd is a containerd with separate state.
 type containerd struct {
 	*testing.T
 	dir, config string
 }
 
-// newContainerd starts one that is configured as docs/oakestra.md says.
+// newContainerd starts a containerd that is configured as in docs/oakestra.md.
 func newContainerd(t *testing.T) *containerd {
 	t.Helper()
 	for _, program := range []string{"containerd", "ctr", "runc", "busybox"} {
@@ -75,7 +75,7 @@ func (c *containerd) must(args ...string) string {
 	return string(out)
 }
 
-// runtimes are those that NodeEngine advertises: the tables of that name in the configuration.
+// runtimes returns the runtimes that NodeEngine advertises: the tables of that name in the configuration.
 func (c *containerd) runtimes() (names []string) {
 	c.Helper()
 	text, err := os.ReadFile(c.config)
@@ -90,7 +90,7 @@ func (c *containerd) runtimes() (names []string) {
 }
 
 // run starts a container as NodeEngine does: with the program of the runtime's name, by runc's shim. It returns the
-// process.
+// PID.
 func (c *containerd) run(id, runtime string) int {
 	c.Helper()
 	program, err := exec.LookPath(runtime)
@@ -133,7 +133,7 @@ func (c *containerd) run(id, runtime string) int {
 	return 0
 }
 
-// A service whose SLA names the runtime that docs/oakestra.md has a worker advertise starts there, and is connected.
+// A service whose SLA names the runtime that a worker advertises as in docs/oakestra.md starts there, and is connected.
 func TestPlacementByRuntime(t *testing.T) {
 	if os.Getenv("KERB_OAKESTRA_STEPS") == "" {
 		t.Skip("needs containerd: make test-oakestra")

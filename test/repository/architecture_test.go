@@ -49,13 +49,13 @@ func TestArchitectureIsTrue(t *testing.T) {
 	}
 }
 
-// defines finds functions, types and methods of interfaces in Go, and functions in C.
+// defines reports whether a text defines a function, type or interface method in Go, or a function in C.
 func defines(text, name string) bool {
 	return regexp.MustCompile(
 		`(?m)^(func (\([^)]*\) )?` + name + `[\[(]|type ` + name + ` |\t` + name + `\(|(static|SEC|int).*\b` + name + `\()`).MatchString(text)
 }
 
-// topLevel lists the directories at the top without those that builds make.
+// topLevel returns the top-level directories without those that builds create.
 func topLevel(t *testing.T) (out []string) {
 	t.Helper()
 	entries, err := os.ReadDir(root)
@@ -70,7 +70,7 @@ func topLevel(t *testing.T) (out []string) {
 	return out
 }
 
-// packages lists the directories below dir with Go files.
+// packages returns the directories below dir with Go files.
 func packages(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	for _, file := range files(t, ".go") {

@@ -41,11 +41,11 @@ func TestConditionsAreDocumented(t *testing.T) {
 	}
 }
 
-// camelCase matches types and reasons, and not the sentences in other fields with these names.
+// camelCase matches types and reasons, but not sentences in other fields with these names.
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z]$`)
 
 // addConditions adds the words in fields Type and Reason of literals, in assignments to a field Reason, in constants
-// that are called Reason, and in calls of conditionOf of internal/control.
+// whose names begin with Reason, and in calls of conditionOf of internal/control.
 func addConditions(t *testing.T, file string, words map[string]bool) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, read(t, file), 0)

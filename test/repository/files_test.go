@@ -12,7 +12,7 @@ import (
 
 const root = "../.."
 
-// files lists the files of the tree with a suffix, relative to its root, without what builds and tests leave in it.
+// files returns the files of the tree with a suffix, relative to its root, without files that builds and tests create.
 func files(t *testing.T, suffix string) (out []string) {
 	t.Helper()
 	err := fs.WalkDir(os.DirFS(root), ".", func(path string, d fs.DirEntry, err error) error {

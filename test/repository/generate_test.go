@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// `go generate` works on every architecture that Kerb is built on: no line names one.
+// `go generate` works on every architecture that Kerb is built on: no directive names one.
 func TestGenerateIsPortable(t *testing.T) {
 	for _, file := range files(t, ".go") {
 		for line := range strings.Lines(read(t, file)) {

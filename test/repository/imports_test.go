@@ -47,7 +47,8 @@ func importRules(t *testing.T) map[string]importRule {
 	return rules
 }
 
-// covers understands the patterns that .golangci.yml has: ${config-path}/DIR/**, !${config-path}/DIR/** and !$test.
+// covers reports whether the rule is for a file. It supports the patterns in .golangci.yml: ${config-path}/DIR/**,
+// !${config-path}/DIR/** and !$test.
 func (r importRule) covers(t *testing.T, file string) bool {
 	t.Helper()
 	covered := false
@@ -68,7 +69,7 @@ func (r importRule) covers(t *testing.T, file string) bool {
 	return covered
 }
 
-// refuses returns why a package must not be imported; empty if it may.
+// refuses returns why a package must not be imported, or "" if it may be.
 func (r importRule) refuses(path string) string {
 	length, reason := -1, ""
 	for _, d := range r.Deny {
@@ -131,7 +132,7 @@ func TestImportRules(t *testing.T) {
 	}
 }
 
-// imports lists what a file imports, and checks the order of its groups.
+// imports returns the imports of a file, and checks the order of its groups.
 func imports(t *testing.T, file string) (out []string) {
 	t.Helper()
 	set := token.NewFileSet()

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// exampleKind is all that a new kind of resources needs, in addition to its line in the registry.
+// exampleKind is the file of a new kind of resources, in addition to its line in the registry.
 const exampleKind = `package resource
 
 import "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -45,7 +45,7 @@ spec: {colour: red}
 `
 
 // TestNewKind adds a kind of resources to a copy of the source: one new file, and one line in the registry. Everything
-// that other kinds have works for it.
+// that works for other kinds works for it.
 func TestNewKind(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds kerb again")
@@ -58,7 +58,7 @@ func TestNewKind(t *testing.T) {
 	}
 	expect(t, run(t, exec.Command(kerb, "explain", "ex.spec.colour")), "Colour of the example")
 	nodetest.Kerb = kerb
-	n := nodetest.New(t) // needs root, and skips without
+	n := nodetest.New(t) // skips the test without root
 	n.Start()
 	command := func(stdin string, args ...string) string {
 		t.Helper()
@@ -93,7 +93,7 @@ func TestNewKind(t *testing.T) {
 	}
 }
 
-// buildWithExample builds kerb from the source with one file more and one line more.
+// buildWithExample builds kerb from the source with the additional file and line.
 func buildWithExample(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

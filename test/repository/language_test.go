@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// wording is a phrase that readers neither use nor search for, and what to write.
+// wording is a phrase that readers neither use nor search for, and its replacement.
 type wording struct {
 	phrase  *regexp.Regexp
 	instead string
@@ -61,7 +61,7 @@ var wordings = []wording{
 	phrase(`(none|no) of (its|their) business`, "not visible to it, not its task"),
 }
 
-// identifiers are names in Go and C for which the field has better terms.
+// identifiers matches names in Go and C for which the field has better terms.
 var identifiers = regexp.MustCompile(`(?i)^(.*(nobody.+|somebody|whoever|enliven|lookaround|lookahead|ifthere)|.+(beside|anew))$`)
 
 // Comments, texts and documents use the terms of the field (docs/glossary.md).
@@ -81,7 +81,7 @@ func TestLanguage(t *testing.T) {
 	}
 }
 
-// Names use the terms of the field, too. Tests are exempt: they may call a fake by what it does.
+// Names use the terms of the field, too. Tests are exempt: they may name a test double by its behaviour.
 func TestLanguageOfNames(t *testing.T) {
 	for _, suffix := range []string{".go", ".c", ".h"} {
 		for _, file := range files(t, suffix) {

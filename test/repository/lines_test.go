@@ -13,10 +13,10 @@ import (
 )
 
 const (
-	columns  = 120 // of Go, where a tab is one
-	columnsC = 100 // where a tab goes to the next multiple of 8
-	fileEnd  = 500 // lines of a file that is not of tests
-	funcEnd  = 60  // lines of such a function
+	columns  = 120 // of Go; a tab counts as one
+	columnsC = 100 // where a tab extends to the next multiple of 8
+	fileEnd  = 500 // lines of a file other than a test
+	funcEnd  = 60  // lines of a function in such a file
 )
 
 func TestLongFiles(t *testing.T) {
@@ -54,7 +54,7 @@ func TestLongFunctions(t *testing.T) {
 	}
 }
 
-// Lines of Go have at most 120 columns, but for text that cannot be broken: raw strings, directives, and tables in
+// Lines of Go have at most 120 columns, except for text that cannot be broken: raw strings, directives, and tables in
 // comments.
 func TestLongLines(t *testing.T) {
 	for _, file := range files(t, ".go") {
@@ -101,7 +101,7 @@ func TestWidth(t *testing.T) {
 	}
 }
 
-// long lists the lines that are too long, from 1.
+// long returns the numbers of lines that are too long, from 1.
 func long(text string) (out []int) {
 	for i, line := range strings.Split(text, "\n") {
 		if utf8.RuneCountInString(line) > columns {
@@ -111,7 +111,7 @@ func long(text string) (out []int) {
 	return out
 }
 
-// tooLong lists the lines of a Go file that are too long and can be broken.
+// tooLong returns the numbers of lines of a Go file that are too long and can be broken.
 func tooLong(text string) (out []int) {
 	lines := long(text)
 	if len(lines) == 0 {
@@ -126,7 +126,7 @@ func tooLong(text string) (out []int) {
 	return out
 }
 
-// unbreakable has the lines with raw strings, and comments that are directives or indented.
+// unbreakable returns the numbers of lines with raw strings, and with comments that are directives or indented.
 func unbreakable(text string) map[int]bool {
 	fset := token.NewFileSet()
 	file := fset.AddFile("", fset.Base(), len(text))

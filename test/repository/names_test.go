@@ -18,7 +18,7 @@ var (
 	camelWord  = regexp.MustCompile(`[A-Z]?[a-z0-9]+|[A-Z]+`)
 )
 
-// jsonNames are the names of fields in JSON that the files of a directory have.
+// jsonNames returns the names of JSON fields in the files of a directory.
 func jsonNames(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	names := map[string]string{}
@@ -36,7 +36,7 @@ func jsonNames(t *testing.T, dir string) map[string]string {
 	return names
 }
 
-// The page reads fields by the names that the API has.
+// The page reads fields by their names in the API.
 func TestPageHasNamesOfTheAPI(t *testing.T) {
 	api, all := jsonNames(t, "api/v1alpha1/"), 0
 	for _, found := range pageFields.FindAllStringSubmatch(read(t, "ui/src/api.ts"), -1) {
@@ -52,8 +52,8 @@ func TestPageHasNamesOfTheAPI(t *testing.T) {
 	}
 }
 
-// A quantile is p50, p99 or p999 wherever it is shown: in the API, on the command line, in metrics and on the page. The
-// median time of a module, which is no quantile of packets but of measurements, is not one of them.
+// A quantile is named p50, p99 or p999 everywhere: in the API, on the command line, in metrics and on the page. The
+// median time of a module is a quantile of measurements, not of packets, and is not one of them.
 func TestQuantilesHaveOneName(t *testing.T) {
 	for _, dir := range []string{"api/v1alpha1/", "modules/"} {
 		for name, file := range jsonNames(t, dir) {
@@ -76,8 +76,8 @@ func TestQuantilesHaveOneName(t *testing.T) {
 }
 
 // A figure has one name: the field of the API, the column of the command line and of the page, the metric, the
-// attribute of OpenTelemetry, and the series of the history have the same words in it. Each is listed here as its file
-// has it: one that is renamed has to be renamed here, and has to keep the words.
+// attribute of OpenTelemetry, and the series of the history contain the same words. Each is listed here as in its file:
+// a renamed one has to be renamed here, and must keep the words.
 func TestFiguresHaveOneName(t *testing.T) {
 	const types, apiFlows, page = "api/v1alpha1/types.go", "api/v1alpha1/flows.go", "ui/src/api.ts"
 	const counts, module, view, flows = "internal/cli/counts.go", "internal/cli/module.go", "internal/cli/view.go",
@@ -88,7 +88,7 @@ func TestFiguresHaveOneName(t *testing.T) {
 		"internal/cli/intercept.go"
 	for _, figure := range []struct {
 		words string
-		names map[string]string // by file, with commas between them
+		names map[string]string // by file, separated by commas
 	}{
 		{"packets", map[string]string{types: "packets", counts: "PACKETS", module: "PACKETS", modules: "Packets",
 			exits: "kerb_module_packets_total", series: "kerb_module_packets_per_second, kerb_service_packets_per_second",
@@ -123,7 +123,7 @@ func TestFiguresHaveOneName(t *testing.T) {
 		{"retransmits", map[string]string{apiFlows: "retransmits", flows: "RETRANSMITS"}},
 		{"took", map[string]string{"internal/cli/changes.go": "TOOK, Took", "ui/src/views/changes.tsx": "Took"}},
 		{"took nanoseconds", map[string]string{"api/v1alpha1/changes.go": "tookNanoseconds", page: "tookNanoseconds",
-			otlp: "kerb.change.took_nanoseconds"}}, // where a number has no unit behind it
+			otlp: "kerb.change.took_nanoseconds"}}, // where a number has no unit after it
 	} {
 		for file, names := range figure.names {
 			present := namesIn(t, file)
@@ -141,7 +141,7 @@ func TestFiguresHaveOneName(t *testing.T) {
 
 var topFigure = regexp.MustCompile(`figure\("[^"]+", ("kerb_[a-z_]+")`)
 
-// The columns of kerb top are of series that the agent has.
+// The columns of kerb top are series of the agent.
 func TestTopHasSeries(t *testing.T) {
 	var series strings.Builder
 	for _, file := range filesIn(t, "internal/samples/") {
@@ -158,10 +158,10 @@ func TestTopHasSeries(t *testing.T) {
 	}
 }
 
-// sourceName finds names in source: fields of JSON, metrics, attributes and titles. Sentences are none.
+// sourceName matches names in source: fields of JSON, metrics, attributes and titles, but not sentences.
 var sourceName = regexp.MustCompile(`"([A-Za-z][A-Za-z0-9_./-]*(?: [a-z]+)?)[",]`)
 
-// namesIn are the names in a file.
+// namesIn returns the names in a file.
 func namesIn(t *testing.T, file string) (out []string) {
 	t.Helper()
 	text := read(t, file)
@@ -175,12 +175,12 @@ func namesIn(t *testing.T, file string) (out []string) {
 	return out
 }
 
-// wordsOf are the words of a name in lower case, with spaces between and around them.
+// wordsOf returns the words of a name in lower case, with spaces between and around them.
 func wordsOf(name string) string {
 	return " " + strings.ToLower(strings.Join(camelWord.FindAllString(name, -1), " ")) + " "
 }
 
-// filesIn are the files of a directory, or one file.
+// filesIn returns the files of a directory, or one file.
 func filesIn(t *testing.T, place string) (out []string) {
 	if !strings.HasSuffix(place, "/") {
 		return []string{place}
@@ -193,15 +193,15 @@ func filesIn(t *testing.T, place string) (out []string) {
 	return out
 }
 
-// metricsOnly are the metrics of modules that no route has, or which sum what a route lists.
+// metricsOnly are metrics of modules without a route, or which sum a list of a route.
 var metricsOnly = map[string][]string{
-	"accelerator": {"executables", "sockets", "sockets_capacity"}, // the first counts what the query of this name lists
+	"accelerator": {"executables", "sockets", "sockets_capacity"}, // the first is the length of the query's list
 	"classifier":  {"agreement_total", "evaluations_total", "fuse_blown"},
 	"flows":       {"created_total", "recorded"},
 	"nat":         {"mappings"},
 }
 
-// A metric of a module is made of the words that its routes have for the same figure.
+// The words of a module's metric are those of its routes for the same figure.
 func TestMetricsHaveNamesOfRoutes(t *testing.T) {
 	units, all := []string{"total", "seconds", "info"}, 0
 	for _, dir := range []string{"accelerator", "classifier", "counter", "firewall", "flows", "intercept", "nat", "proxy",

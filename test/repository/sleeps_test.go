@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A test waits for a condition, with a deadline (wait.Until), or says in a comment why time itself has to pass. A sleep
-// needs no comment as the pause of a loop that waits for a condition, and in a synctest bubble, where no time passes.
+// A test waits for a condition, with a deadline (wait.Until), or gives the reason for a delay in a comment. A sleep
+// needs no comment as the pause of a polling loop, and in a synctest bubble, where time is virtual.
 func TestSleepsHaveReasons(t *testing.T) {
 	for _, file := range files(t, "_test.go") {
 		for _, position := range sleepsWithoutReason(t, file, read(t, file)) {

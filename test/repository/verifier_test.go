@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// idiom is assembly without an instruction, or a mask by assembly: what hides a value from the compiler or the
+// idiom matches assembly without an instruction, or a mask in assembly, which hides a value from the compiler or the
 // verifier.
 var idiom = regexp.MustCompile(`asm volatile\("(|%0 [&^]= \w+|%0 &= %1)" : "\+r"`)
 
-// Data planes hide values from the verifier by kerb/verifier.h, which says what needs it.
+// Data planes hide values from the verifier with kerb/verifier.h, which documents the reasons.
 func TestVerifierIdioms(t *testing.T) {
 	const header = "bpf/include/kerb/verifier.h"
 	for _, suffix := range []string{".c", ".h"} {

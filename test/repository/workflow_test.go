@@ -25,7 +25,7 @@ func targets(t *testing.T) map[string]string {
 	return out
 }
 
-// The workflow runs make targets that exist, and nothing else, with actions of a fixed version.
+// The workflow runs only existing make targets, with actions of a fixed version.
 func TestWorkflow(t *testing.T) {
 	known, steps := targets(t), 0
 	for line := range strings.Lines(read(t, workflow)) {
@@ -51,7 +51,7 @@ func TestWorkflow(t *testing.T) {
 	}
 }
 
-// Documents for contributors name targets that exist.
+// Documents for contributors name existing targets.
 func TestDocumentedTargets(t *testing.T) {
 	known := targets(t)
 	for _, file := range []string{"CONTRIBUTING.md", "README.md", architecture} {

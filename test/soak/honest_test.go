@@ -24,7 +24,7 @@ const (
 	sendGap = 4 * time.Millisecond // between the datagrams of a pair
 )
 
-// talk is one honest service that talks to another one.
+// talk is the traffic of one honest service with another one.
 type talk struct {
 	name   string
 	client net.Conn     // to the other's echo server
@@ -37,7 +37,7 @@ type talk struct {
 	err            error
 }
 
-// run has the honest services talk while the hostile one does what it can, and returns the p99 of all round trips in
+// run makes the honest services communicate while the hostile one attacks, and returns the p99 of all round trips in
 // us.
 func (p *place) run(length time.Duration, virtual bool) float64 {
 	p.T.Helper()
@@ -89,7 +89,7 @@ func (p *place) judge(talks []*talk, attacks string, lost traffic.Losses) float6
 	return p99
 }
 
-// open connects the services in pairs; every other pair by the virtual address, where there is a proxy.
+// open connects the services in pairs; every other pair by the virtual address, if there is a proxy.
 func (p *place) open(virtual bool) (talks []*talk) {
 	p.T.Helper()
 	for i := 1; i+1 < services; i += 2 {
@@ -130,7 +130,7 @@ func openTalk(from, to *netlab.Host, echo netip.AddrPort) (*talk, error) {
 	})
 }
 
-// serve echoes what every connection sends; connections of the hostile service, too.
+// serve echoes the data of every connection, including those of the hostile service.
 func (t *talk) serve() {
 	for {
 		c, err := t.server.Accept()
@@ -212,7 +212,7 @@ func (t *talk) send(stop <-chan struct{}) {
 	}
 }
 
-// settle waits for what is on its way.
+// settle waits for packets in flight.
 func (t *talk) settle() {
 	arrived := func() bool { return atomic.LoadUint64(&t.received) >= t.sent }
 	for end := time.Now().Add(10 * time.Second); !arrived() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {

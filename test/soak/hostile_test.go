@@ -22,12 +22,12 @@ import (
 )
 
 const (
-	frameGap   = 100 * time.Microsecond // between hostile frames: 10,000 in a second
+	frameGap   = 100 * time.Microsecond // between hostile frames: 10,000 per second
 	connectGap = 5 * time.Millisecond   // between hostile connections
 )
 
-// attack is what the hostile service does until stop: frames of all kinds from CPU 1, real connections, and the
-// attempts to leave its firewall behind. The result waits for the end and says how much there was.
+// attack runs the hostile service until stop: frames of all kinds from CPU 1, real connections, and attempts to escape
+// its firewall. The result waits for the end and describes the amounts.
 func (p *place) attack(stop <-chan struct{}, virtual bool) func() string {
 	p.T.Helper()
 	h := p.hosts[0]
@@ -50,7 +50,7 @@ func (p *place) attack(stop <-chan struct{}, virtual bool) func() string {
 	}
 }
 
-// forger makes hostile frames.
+// forger creates hostile frames.
 type forger struct {
 	*rand.Rand
 	place   *place
@@ -91,9 +91,9 @@ func (f *forger) flood(stop <-chan struct{}) (frames int, err error) {
 	}
 }
 
-// frame is one of those that audits found to hurt others: floods of new flows and of flows of two packets, with true
-// and forged sources, to services and virtual addresses; requests for long replies; what is malformed, tagged or no IP
-// at all.
+// frame returns a frame of a kind that audits found to harm others: floods of new flows and of flows of two packets,
+// with true and forged sources, to services and virtual addresses; requests for long replies; malformed, tagged and
+// non-IP frames.
 func (f *forger) frame(own net.HardwareAddr) []byte {
 	p := f.place
 	victim := p.hosts[1+f.IntN(services-1)]
@@ -115,7 +115,7 @@ func (f *forger) frame(own net.HardwareAddr) []byte {
 		frame = append(frame[:12], 0x81, 0, 0, byte(f.IntN(256)), 8, 0)
 	case 1: // not IP
 		binary.BigEndian.PutUint16(frame[12:], uint16(f.Uint32()))
-	case 2: // damaged, cut short
+	case 2: // damaged, truncated
 		for range 1 + f.IntN(4) {
 			ip[f.IntN(len(ip))] = byte(f.Uint32())
 		}
@@ -124,8 +124,8 @@ func (f *forger) frame(own net.HardwareAddr) []byte {
 	return append(frame, ip...)
 }
 
-// ip4 is a UDP datagram or a TCP segment with right lengths and checksums of the IP header; that of the payload is
-// sometimes right.
+// ip4 returns a UDP datagram or a TCP segment with correct lengths and a correct checksum of the IP header; that of the
+// payload is sometimes correct.
 func (f *forger) ip4(src, dst netip.Addr, port uint16) []byte {
 	udp := f.IntN(2) == 0
 	l4 := make([]byte, 20)
@@ -150,7 +150,7 @@ func (f *forger) ip4(src, dst netip.Addr, port uint16) []byte {
 	return append(ip, l4...)
 }
 
-// sum is the ones' complement sum (RFC 1071) of an even number of bytes.
+// sum returns the ones' complement sum (RFC 1071) of an even number of bytes.
 func sum(start uint16, b []byte) uint16 {
 	total := uint32(start)
 	for i := 0; i < len(b); i += 2 {
@@ -162,7 +162,7 @@ func sum(start uint16, b []byte) uint16 {
 	return uint16(total)
 }
 
-// storm opens real connections and leaves them in all ways: closed, reset, half-closed, idle.
+// storm opens real connections and leaves them in all states: closed, reset, half-closed, idle.
 func (p *place) storm(h *netlab.Host, stop <-chan struct{}) (opened int) {
 	pace := time.NewTicker(connectGap)
 	defer pace.Stop()
@@ -179,7 +179,7 @@ func (p *place) storm(h *netlab.Host, stop <-chan struct{}) (opened int) {
 		to := netip.AddrPortFrom(p.hosts[2+2*(i%(services/2-1))].Addr4(), echoPort)
 		c, err := dial(h, to)
 		if err != nil {
-			continue // refused or dropped: that is what modules are for
+			continue // refused or dropped by modules, as intended
 		}
 		opened++
 		switch tcp := c.(*net.TCPConn); i % 4 {
@@ -209,7 +209,7 @@ func dial(h *netlab.Host, to netip.AddrPort) (c net.Conn, err error) {
 	return c, err
 }
 
-// escape moves the interface of the hostile service into a namespace of its own and back, once in a run.
+// escape moves the interface of the hostile service into another namespace and back, once in a run.
 func (p *place) escape(h *netlab.Host) {
 	script := fmt.Sprintf(`unshare -n sh -c 'echo ready; exec sleep 5' & child=$!; sleep 0.5
 ip link set %[1]s netns $child && sleep 1 && nsenter --net=/proc/$child/ns/net ip link set %[1]s netns $$

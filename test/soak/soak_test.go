@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak has 20 services on one node, one of them hostile, and all built-in modules on all of them. The hostile
+// Package soak runs 20 services on one node, one of them hostile, with all built-in modules on all of them. The hostile
 // service sends floods, forged sources, malformed frames, and connection storms at a fixed rate from one CPU; the
-// others talk to each other below saturation. No connection of theirs may be reset and no datagram lost, with all
-// modules as with a counter alone, and the two are run in turn, so that their round trips can be compared. `make
-// test-soak` runs it for half an hour; KERB_SOAK sets the time of one run, KERB_SOAK_PAIRS how many pairs.
+// others communicate below saturation. No connection of theirs may be reset and no datagram lost, with all modules as
+// with a counter alone, and the two are run alternately, so that their round trips can be compared. `make test-soak`
+// runs it for half an hour; KERB_SOAK sets the time of one run, KERB_SOAK_PAIRS how many pairs.
 package soak
 
 import (
@@ -26,16 +26,15 @@ func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 const (
 	services = 20
 	echoPort = 9000 // TCP, at every honest service
-	sinkPort = 9001 // UDP, likewise
+	sinkPort = 9001 // UDP, at every honest service
 	vipPort  = 80
 	coapPort = 5683
 
-	// Round trips with all modules may take this much longer than with a counter alone, at p99. Asserted in the long run
-	// only.
+	// Maximum ratio of round trips with all modules and with a counter alone, at p99. Checked only in the long run.
 	mostSlowdown = 1.5
 )
 
-// length is the time of one run and the number of pairs: a few seconds, unless a soak is asked for.
+// length returns the time of one run and the number of pairs: a few seconds by default.
 func length(t *testing.T) (run time.Duration, pairs int, soak bool) {
 	t.Helper()
 	run, pairs = 4*time.Second, 1
@@ -74,10 +73,10 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-// vip is the virtual address of an honest service.
+// vip returns the virtual address of an honest service.
 func vip(i int) string { return fmt.Sprintf("10.30.0.%d", i+1) }
 
-// modules are all built-in ones.
+// modules returns all built-in modules.
 func (p *place) modules() []any {
 	allow := func(protocol string, port int) map[string]any {
 		return map[string]any{"action": "allow", "direction": "ingress", "protocol": protocol, "dstPort": port}
@@ -141,7 +140,7 @@ func TestHostileService(t *testing.T) {
 	}
 }
 
-// pair runs both configurations once, in an order that alternates.
+// pair runs both configurations once, in alternating order.
 func (p *place) pair(i int, run time.Duration, base, all *[]float64) {
 	measure := func(virtual bool) {
 		if !virtual {

@@ -16,7 +16,7 @@ import (
 )
 
 // The .deb installs without a network, runs, is upgraded while a chain stays attached, and leaves nothing behind; so
-// does the .rpm. The container has all of this machine, and an overlay in memory for what it writes.
+// does the .rpm. The container has the file system of this machine, with an overlay in memory for writes.
 func TestHostPackages(t *testing.T) {
 	needContainer(t)
 	dist := os.Getenv("KERB_DIST")
@@ -81,8 +81,7 @@ func TestHostPackages(t *testing.T) {
 	m.gone()
 }
 
-// overlay is the root directory of this machine, without what is mounted below it; what is written there is kept in
-// memory.
+// overlay returns an overlay of this machine's root directory, without mounts below it; writes are kept in memory.
 func overlay(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -104,7 +103,7 @@ func overlay(t *testing.T) string {
 	return root
 }
 
-// runs starts the agent that was installed, and applies a module.
+// runs starts the installed agent, and applies a module.
 func (m *machine) runs() {
 	m.Helper()
 	m.do("systemctl", "start", "kerb")
@@ -120,7 +119,7 @@ func (m *machine) runs() {
 	m.do("test", "-d", "/sys/fs/bpf/kerb")
 }
 
-// gone checks that neither the agent nor anything of it in the kernel is left.
+// gone checks that neither the agent nor its kernel objects are left.
 func (m *machine) gone() {
 	m.Helper()
 	if got, _ := m.try("systemctl", "is-active", "kerb"); got == "active" {
@@ -134,7 +133,7 @@ func (m *machine) gone() {
 	}
 }
 
-// programs are the ids of the programs of all chains.
+// programs returns the ids of the programs of all chains.
 func (m *machine) programs() string {
 	m.Helper()
 	var chains []v1.Chain
@@ -151,7 +150,7 @@ func (m *machine) programs() string {
 	return strings.Join(ids, " ")
 }
 
-// newest is the one file of a directory that a pattern matches.
+// newest returns the file of a directory that a pattern matches, which must be one.
 func newest(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))

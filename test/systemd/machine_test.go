@@ -30,11 +30,11 @@ const (
 // bpffs.
 type machine struct {
 	*testing.T
-	systemd int // pid of its process 1
+	systemd int // PID of its process 1
 	console *bytes.Buffer
 }
 
-// boot starts a container whose /etc/systemd/system has these units alongside the shipped one.
+// boot starts a container with these units in /etc/systemd/system, alongside the shipped one.
 func boot(t *testing.T, kerb string, units map[string]string) *machine {
 	t.Helper()
 	bin, etc := t.TempDir(), t.TempDir()
@@ -92,7 +92,7 @@ func bootWith(t *testing.T, options ...string) *machine {
 	return m
 }
 
-// empty ends what is left in a cgroup, and removes the cgroups below it.
+// empty kills the remaining processes of a cgroup, and removes the cgroups below it.
 func empty(dir string) {
 	_ = os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0)
 	var below []string
@@ -126,7 +126,7 @@ func child(pid int) int {
 	return 0
 }
 
-// await waits until something is so; what is found instead comes with the failure.
+// await waits until is returns true; on failure, its text is printed.
 func (m *machine) await(what string, is func() (bool, string)) {
 	m.Helper()
 	found := ""

@@ -59,14 +59,13 @@ func TestPackagesHaveConfigs(t *testing.T) {
 func manifest(pkg, config string) string {
 	attach := `services: "*"`
 	if pkg == "tunnel" {
-		attach += ", interfaces: [underlay0]" // without an underlay it is unhealthy
+		attach += ", interfaces: [underlay0]" // unhealthy without an underlay
 	}
 	return fmt.Sprintf("apiVersion: kerb.dev/v1alpha1\nkind: Module\nmetadata: {name: %s}\nspec:\n  package: %s\n  "+
 		"attach: {%s}\n  config: %s\n", pkg, pkg, attach, config)
 }
 
-// The unit as shipped starts under this distribution's systemd, confines control planes, and runs every built-in
-// module.
+// The shipped unit starts under this distribution's systemd, confines control planes, and runs every built-in module.
 func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 	needContainer(t)
 	m := boot(t, nodetest.Kerb, nil)
@@ -93,7 +92,7 @@ func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 	})
 }
 
-// A unit that refuses what the sandbox needs is reported before a module fails: in the node's conditions and by the
+// A unit that denies what the sandbox needs is reported before a module fails: in the node's conditions and by the
 // doctor.
 func TestUnitWithoutSeccomp(t *testing.T) {
 	needContainer(t)
@@ -119,7 +118,7 @@ func (m *machine) ready(name string) {
 	})
 }
 
-// service makes a network namespace with an interface to the container's node, and an underlay for the node.
+// service creates a network namespace with an interface to the container's node, and an underlay for the node.
 func (m *machine) service() {
 	m.Helper()
 	for _, line := range []string{"ip netns add web", "ip link add web0 type veth peer name eth0 netns web",
@@ -139,7 +138,7 @@ func (m *machine) status() (st v1.NodeStatus) {
 
 func (m *machine) expectDoctor(check, want string) {
 	m.Helper()
-	out, _ := m.try("kerb", "doctor", "-o", "json") // warnings are an exit code of their own
+	out, _ := m.try("kerb", "doctor", "-o", "json") // warnings have an exit code, too
 	var checks []struct{ Name, Status, Found string }
 	must(m.T, json.NewDecoder(strings.NewReader(out)).Decode(&checks)) // a summary follows on standard error
 	for _, c := range checks {
@@ -162,7 +161,7 @@ func condition(list []v1.Condition, kind string) v1.Condition {
 	return v1.Condition{}
 }
 
-// builtins are the directories of packages.
+// builtins returns the directories of packages.
 func builtins(t *testing.T) (names []string) {
 	t.Helper()
 	manifests, err := filepath.Glob("../../modules/*/kerb.yaml")

@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// browser is a Chromium that chromedriver runs: its protocol (W3C WebDriver) is JSON over HTTP.
+// browser is a Chromium run by chromedriver: its protocol (W3C WebDriver) is JSON over HTTP.
 type browser struct {
 	t       *testing.T
 	session string // URL
@@ -33,7 +33,7 @@ type browser struct {
 	pid       int    // of chromedriver, whose descendants are the browser
 }
 
-// openBrowser skips the test where there is no Chromium.
+// openBrowser skips the test if there is no Chromium.
 func openBrowser(t *testing.T) *browser {
 	t.Helper()
 	driver, err := exec.LookPath("chromedriver")
@@ -72,7 +72,7 @@ func openBrowser(t *testing.T) *browser {
 	return b
 }
 
-// call makes a request of WebDriver, which has to succeed.
+// call makes a WebDriver request, which must succeed.
 func (b *browser) call(method, path string, body, into any) {
 	b.t.Helper()
 	if err := b.try(method, path, body, into); err != nil {
@@ -121,14 +121,14 @@ func (b *browser) script(text string, into any) {
 	b.call(http.MethodPost, "/execute/sync", map[string]any{"script": text, "args": []any{}}, into)
 }
 
-// text is what a person can read of the elements that a selector has.
+// text returns the visible text of the elements that a selector matches.
 func (b *browser) text(selector string) (text string) {
 	b.t.Helper()
 	b.script(fmt.Sprintf("return [...document.querySelectorAll(%q)].map(e => e.innerText).join('\\n')", selector), &text)
 	return text
 }
 
-// shows waits until elements have words.
+// shows waits until elements contain words.
 func (b *browser) shows(selector string, words ...string) {
 	b.t.Helper()
 	for _, w := range words {
@@ -137,7 +137,7 @@ func (b *browser) shows(selector string, words ...string) {
 	}
 }
 
-// element is the first one of a selector, once it is there.
+// element returns the first element of a selector, once it exists.
 func (b *browser) element(selector string) (path string) {
 	b.t.Helper()
 	wait.Until(b.t, selector, func() bool {
@@ -151,12 +151,12 @@ func (b *browser) element(selector string) (path string) {
 	return path
 }
 
-// click waits until an element can be clicked: one that moves under the mouse is another one.
+// click waits until an element can be clicked: an element that moves under the mouse is another one.
 func (b *browser) click(selector string) {
 	b.t.Helper()
 	var err error
 	wait.Until(b.t, "click on "+selector, func() bool {
-		// WebDriver leaves one at the top, where the header of the page is above it
+		// WebDriver scrolls it to the top, where the header of the page covers it
 		b.script(fmt.Sprintf("document.querySelector(%q)?.scrollIntoView({block: 'center'})", selector), nil)
 		err = b.try(http.MethodPost, b.element(selector)+"/click", map[string]any{}, nil)
 		return err == nil
@@ -168,7 +168,7 @@ func (b *browser) enter(selector, text string) {
 	b.call(http.MethodPost, b.element(selector)+"/value", map[string]any{"text": text}, nil)
 }
 
-// press sends keys to what has the focus.
+// press sends keys to the focused element.
 func (b *browser) press(keys ...string) {
 	b.t.Helper()
 	var actions []any
@@ -185,7 +185,7 @@ func (b *browser) devtools(cmd string, params any) {
 	b.ask(cmd, params, nil)
 }
 
-// ask does the same, and reads the answer.
+// ask sends a command, and decodes the response.
 func (b *browser) ask(cmd string, params, into any) {
 	b.t.Helper()
 	b.call(http.MethodPost, "/goog/cdp/execute", map[string]any{"cmd": cmd, "params": params}, into)
@@ -200,7 +200,7 @@ func (b *browser) screen(width, height int, scheme string) {
 		"name": "prefers-color-scheme", "value": scheme}}})
 }
 
-// screenshot writes what is seen into a PNG file of 256 colours.
+// screenshot writes the visible part to a PNG file of 256 colours.
 func (b *browser) screenshot(file string) {
 	b.t.Helper()
 	var text string
@@ -222,7 +222,7 @@ func (b *browser) screenshot(file string) {
 	}
 }
 
-// reduced has the 256 most frequent colours, to the nearest of which all others change.
+// reduced returns an image with the 256 most frequent colours; all others change to the nearest of these.
 func reduced(from image.Image) image.Image {
 	count := map[color.RGBA]int{}
 	at := func(x, y int) color.RGBA { return color.RGBAModel.Convert(from.At(x, y)).(color.RGBA) }
@@ -250,7 +250,7 @@ func reduced(from image.Image) image.Image {
 	return out
 }
 
-// complaints are what the browser has logged: errors of scripts, requests that failed, and what the policy refused.
+// complaints returns the browser's log: script errors, failed requests, and violations of the policy.
 func (b *browser) complaints() (all []string) {
 	b.t.Helper()
 	var entries []struct{ Level, Message string }

@@ -21,7 +21,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// length is how long each state is measured: KERB_PAGE=10m. Without it nothing is: figures are of a machine at rest.
+// length returns how long each state is measured: KERB_PAGE=10m. Without it the test is skipped, since figures need an
+// idle machine.
 func length(t *testing.T) time.Duration {
 	t.Helper()
 	d, err := time.ParseDuration(os.Getenv("KERB_PAGE"))
@@ -31,7 +32,7 @@ func length(t *testing.T) time.Duration {
 	return d
 }
 
-// figure prints what was measured, and fails the test if it is over its goal. Without a goal it is for comparison.
+// figure prints a measurement, and fails the test if it exceeds its goal. A goal of 0 is only for comparison.
 func figure(t *testing.T, what string, got float64, unit string, goal float64) {
 	t.Helper()
 	text := fmt.Sprintf("figure: %-58s %8.2f %s", what, got, unit)
@@ -46,8 +47,8 @@ func figure(t *testing.T, what string, got float64, unit string, goal float64) {
 	fmt.Println(text)
 }
 
-// What lists, history and page cost the agent and its control planes on a node with 100 services of two modules, of
-// which one drops, and what the page costs the browser and the wire.
+// Costs of lists, history and page for the agent and its control planes, on a node with 100 services of two modules, of
+// which one drops, and costs of the page for the browser and the network.
 func TestCost(t *testing.T) {
 	length := length(t)
 	n := nodetest.New(t)
@@ -98,7 +99,7 @@ func TestCost(t *testing.T) {
 	figure(t, "first paint", b.opened("first-contentful-paint"), "ms", 150)
 }
 
-// hundred gives a node 100 services of two modules, of which one drops what one of them gets.
+// hundred adds 100 services of two modules to a node, of which one drops packets to one of them.
 func hundred(t *testing.T, n *nodetest.Node) {
 	t.Helper()
 	counter, fw := node.Module("count", "counter", "*", nil), firewall("deny")
@@ -113,7 +114,7 @@ func hundred(t *testing.T, n *nodetest.Node) {
 	traffic(t, web, netip.AddrPortFrom(db.Addr4(), 5432))
 }
 
-// How soon the page shows a node with 1,000 services.
+// Time until the page shows a node with 1,000 services.
 func TestCostOfManyServices(t *testing.T) {
 	length(t)
 	n := many(t)
@@ -144,13 +145,13 @@ func lists(t *testing.T, n *nodetest.Node) {
 	}
 }
 
-// percent returns how much of a CPU was used in a time.
+// percent returns the CPU usage during a time.
 func percent(t *testing.T, length time.Duration, cpu func() (time.Duration, error)) float64 {
 	t.Helper()
-	time.Sleep(5 * time.Second) // what begins with it is over
+	time.Sleep(5 * time.Second) // until the costs of the start are over
 	before, err := cpu()
 	began := time.Now()
-	time.Sleep(length) // it is measured for so long
+	time.Sleep(length) // the measurement
 	used, afterErr := cpu()
 	if err != nil || afterErr != nil {
 		t.Error(err, afterErr)
@@ -174,7 +175,7 @@ func cpuOf(pid int) (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// sent is how many bytes the server of the page has sent to the connections that are open now: those of a page stay.
+// sent returns the bytes that the page's server has sent on the open connections: those of a page stay open.
 func (b *browser) sent(t *testing.T, address string) (sum int64) {
 	t.Helper()
 	at, err := url.Parse(address)
@@ -197,7 +198,7 @@ func (b *browser) sent(t *testing.T, address string) (sum int64) {
 	return sum
 }
 
-// observe has the page note when the first services are there, from its next navigation on.
+// observe makes the page record when the first services are visible, from its next navigation on.
 func (b *browser) observe() {
 	b.t.Helper()
 	b.devtools("Page.addScriptToEvaluateOnNewDocument", map[string]any{"source": `
@@ -208,7 +209,7 @@ func (b *browser) observe() {
 		}).observe(document, { childList: true, subtree: true })`})
 }
 
-// opened opens the page several times, and returns the median of the milliseconds to an event.
+// opened opens the page several times, and returns the median time to an event in milliseconds.
 func (b *browser) opened(event string) float64 {
 	b.t.Helper()
 	script := "return window.opened ?? 0"
@@ -231,7 +232,7 @@ func (b *browser) opened(event string) float64 {
 	return all[len(all)/2]
 }
 
-// resident is the memory of a process in KiB.
+// resident returns the memory of a process in KiB.
 func resident(t *testing.T, pid int) int64 {
 	t.Helper()
 	values, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))

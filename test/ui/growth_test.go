@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// filling is until what is kept has its size: samples of each second, of five minutes.
+// filling is the time until the history has its full size: samples of each second, of five minutes.
 const filling = 6 * time.Minute
 
 // held is memory in KiB, and elements of the document.
@@ -24,8 +24,8 @@ func (h held) least(o held) held {
 }
 
 // A page that is open for KERB_PAGE_OPEN=1h, on a node with traffic, history and 100 services, grows neither the agent
-// nor the process that serves it, nor the page itself. The least of the first and of the last sixth of the time are
-// compared: in between there is garbage.
+// nor the process that serves it, nor the page itself. The minima of the first and of the last sixth of the time are
+// compared, to ignore garbage.
 func TestGrowth(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("KERB_PAGE_OPEN"))
 	if err != nil {
@@ -49,7 +49,7 @@ func TestGrowth(t *testing.T) {
 		b.script("return document.querySelectorAll('*').length", &now.elements)
 		return now
 	}
-	time.Sleep(filling) // which takes a time
+	time.Sleep(filling) // the time to measure from
 	sixth := length / 6
 	var least []held // of each sixth
 	for began, at := time.Now(), time.Duration(0); at < length; at = time.Since(began) {
@@ -60,7 +60,7 @@ func TestGrowth(t *testing.T) {
 		} else {
 			least[i] = least[i].least(now)
 		}
-		time.Sleep(sixth / 60) // it is measured so often
+		time.Sleep(sixth / 60) // sampling interval
 	}
 	first, last := least[0], least[len(least)-1]
 	fmt.Printf("the first sixth: %+v\nthe last sixth:  %+v (KiB)\n", first, last)
@@ -69,14 +69,14 @@ func TestGrowth(t *testing.T) {
 		first, last int64
 		goal        float64
 	}{{"agent", first.agent, last.agent, 1}, {"process of the page", first.page, last.page, 1},
-		// its graphs show an hour, whose samples come meanwhile
+		// its graphs show an hour, whose samples arrive in the meantime
 		{"page in the browser", first.heap, last.heap, 8}, {"whole browser", first.browser, last.browser, 0}} {
 		figure(t, fmt.Sprintf("growth of the %s in %v", f.what, length), float64(f.last-f.first)/1024, "MiB", f.goal)
 	}
 	figure(t, "elements more", float64(last.elements-first.elements), "", 20)
 }
 
-// residentOf is the memory of a process and its descendants in KiB. Pages that they share count several times.
+// residentOf returns the memory of a process and its descendants in KiB. Shared pages count several times.
 func residentOf(t *testing.T, pid int) (sum int64) {
 	t.Helper()
 	all, err := node.Descendants(pid)

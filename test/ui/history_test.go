@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// With the history off the page says how to turn it on; with it on, views have graphs of the last hour with the changes
-// that were made meanwhile.
+// With the history disabled the page describes how to enable it; with it enabled, views have graphs of the last hour
+// with the changes in that time.
 func TestLastHour(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)

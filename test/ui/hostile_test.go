@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/ui"
 )
 
-// What an attacker would put where the view Packets shows text: an element that runs, characters that control
-// terminals, and marks that turn the direction of what follows.
+// Hostile texts for the view Packets: an element that executes code, characters that control terminals, and marks that
+// reverse the direction of the following text.
 const (
 	hostileName    = "<script>document.title='owned'</script>\x1b[2J\x07\u202egnp.exe\u2066" // of a rule
 	hostileDevice  = "<b>\x1b\u202eno"                                                       // at most 15 bytes
@@ -68,7 +68,7 @@ func TestHostilePackets(t *testing.T) {
 	b.click("#whatif button")
 	b.has("#whatif ~ [role=alert], #explained, main", "<script>alert(1)</script>")
 
-	// The captured payload is in the file as it came; its comment has no character that controls a terminal.
+	// The captured payload is unchanged in the file; its comment has no character that controls a terminal.
 	b.click("#capture")
 	file := filepath.Join(b.downloads, "kerb.pcapng")
 	wait.Until(t, "the capture is saved", func() bool { _, err := os.Stat(file); return err == nil })
@@ -105,7 +105,7 @@ func (b *browser) has(selector string, texts ...string) {
 	}
 }
 
-// hostileInterface makes an interface of the node with a name that is code, and returns the address of its other end.
+// hostileInterface creates an interface of the node whose name is code, and returns the address of its other end.
 func hostileInterface(t *testing.T, n *nodetest.Node) netip.Addr {
 	t.Helper()
 	address := netip.MustParseAddr("198.18.9.2")
@@ -130,8 +130,7 @@ func hostileInterface(t *testing.T, n *nodetest.Node) netip.Addr {
 	return address
 }
 
-// The page follows events, and says in words that it has lost some: here a line about that comes with those of the
-// agent.
+// The page follows events, and reports that it has lost some: here a line about that arrives with those of the agent.
 func TestLostEventsAreSaid(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
@@ -167,7 +166,7 @@ func TestLostEventsAreSaid(t *testing.T) {
 	b.shows("main", "module/count", "ControlPlane Started") // without reading all again
 }
 
-// prefixed is an answer with something before it.
+// prefixed is a response with a prefix.
 type prefixed struct {
 	io.Reader
 	io.Closer

@@ -15,10 +15,10 @@ import (
 
 const (
 	manyServices = 1000
-	mostRows     = 60 // that the document has of a list, on any screen of these tests
+	mostRows     = 60 // of a list in the document, on any screen of these tests
 )
 
-// many makes a node with 1,000 services, all with a counter.
+// many returns a node with 1,000 services, all with a counter.
 func many(t *testing.T) *nodetest.Node {
 	t.Helper()
 	n := nodetest.New(t)
@@ -37,12 +37,12 @@ func many(t *testing.T) *nodetest.Node {
 	return n
 }
 
-// rows are the items of a list that the document has, and what it says to screen readers.
+// rows are the items of a list in the document, and its attributes for screen readers.
 type rows struct {
 	Indexes []int // from 0
-	Shown   []int // those of which a part is on the screen
-	Length  int   // of the list, as screen readers get it
-	Focus   int   // the row that has the focus, or -1
+	Shown   []int // those that are at least partly visible
+	Length  int   // of the list, for screen readers
+	Focus   int   // the focused row, or -1
 	Height  float64
 }
 
@@ -63,7 +63,7 @@ func (b *browser) rows(list string) (r rows) {
 	return r
 }
 
-// settles waits until the rows of a list are as wanted, and requires that there are few at any time.
+// settles waits until right accepts the rows of a list, and requires that there are few at any time.
 func (b *browser) settles(what, list string, right func(rows) bool) (r rows) {
 	b.t.Helper()
 	wait.Until(b.t, what, func() bool {
@@ -76,7 +76,7 @@ func (b *browser) settles(what, list string, right func(rows) bool) (r rows) {
 	return r
 }
 
-// With 1,000 services, the document has a bounded number of rows. Scrolling, keys, search and screen readers get at all
+// With 1,000 services, the document has a limited number of rows. Scrolling, keys, search and screen readers reach all
 // of them.
 func TestManyServices(t *testing.T) {
 	b := openBrowser(t)
@@ -100,7 +100,7 @@ func TestManyServices(t *testing.T) {
 	first = b.settles("the first attach points", points, func(r rows) bool { return r.Length == all })
 	b.scrolls(points, first)
 
-	p.view("packets") // the services to choose from are searched, too
+	p.view("packets") // the service selection has a search, too
 	b.enter("#trace input[name=service]", "h999")
 	var options int
 	wait.Until(t, "few services to choose from", func() bool {
@@ -118,8 +118,8 @@ func TestManyServices(t *testing.T) {
 	}
 }
 
-// scrolls through a list, to its middle, end and beginning: rows are on the screen wherever it stops, in their order,
-// and the list does not become longer or shorter by more than rows differ in height.
+// scrolls scrolls through a list, to its middle, end and beginning: rows are visible at each position, in their order,
+// and the length of the list does not change by more than the differences in height of rows.
 func (b *browser) scrolls(list string, first rows) {
 	b.t.Helper()
 	for _, to := range []float64{0.5, 1, 0.25, 0} {
@@ -138,7 +138,7 @@ func (b *browser) scrolls(list string, first rows) {
 	}
 }
 
-// scroll scrolls a list, or the page that it is a part of, to a share of its length.
+// scroll scrolls a list, or the page that contains it, to a fraction of its length.
 func (b *browser) scroll(list string, to float64) {
 	b.t.Helper()
 	b.script(fmt.Sprintf(`const list = document.querySelector(%q), own = getComputedStyle(list).overflowY === 'auto';
@@ -146,13 +146,13 @@ func (b *browser) scroll(list string, to float64) {
 		of.scrollTo(0, %g * (of.scrollHeight - of.clientHeight))`, list, to), nil)
 }
 
-// keys: Tab leads past the rows that the document has had, the focused row stays while others are on the screen, and
-// Enter opens it.
+// keys checks that Tab moves beyond the initial rows, that the focused row stays in the document while others are
+// visible, and that Enter opens it.
 func (b *browser) keys(list string) {
 	b.t.Helper()
 	b.script(fmt.Sprintf("document.querySelector('%s [data-row] h2 a').focus({preventScroll: true})", list), nil)
 	steps := 0
-	for last := -1; last < mostRows+10; steps++ { // past what was there at first
+	for last := -1; last < mostRows+10; steps++ { // past the initial rows
 		r := b.settles("the focus moves", list, func(r rows) bool { return r.Focus >= max(0, last) })
 		if r.Focus > last+1 {
 			b.t.Fatalf("Tab has left out rows between %d and %d", last, r.Focus)
@@ -174,7 +174,8 @@ func (b *browser) keys(list string) {
 	b.shows("h1", "Services")
 }
 
-// searches: a key leads to the search, which finds services that the document has not, and the address restores it.
+// searches checks that a key focuses the search, which finds services that are not in the document, and that the URL
+// restores it.
 func (b *browser) searches(list string) {
 	b.t.Helper()
 	b.settles("rows", list, func(r rows) bool { return r.Length == manyServices })

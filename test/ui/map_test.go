@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// datagrams sends so many of 200 bytes from one service to a port of another. The socket stays open for replies, which
-// would be refused else.
+// datagrams sends a number of datagrams of 200 bytes from one service to a port of another. The socket stays open for
+// replies, which would otherwise be refused.
 func datagrams(t *testing.T, from *netlab.Host, to netip.AddrPort, count int) {
 	t.Helper()
 	err := from.Do(func() error {
@@ -37,13 +37,13 @@ func datagrams(t *testing.T, from *netlab.Host, to netip.AddrPort, count int) {
 	}
 }
 
-// The map has who talks to whom: each packet once, although both services have recorded it, and what was dropped, by
-// which module. Without a module that records flows it says what to do.
+// The map shows the communication between services: each packet once, although both services have recorded it, and
+// drops with their module. Without a module that records flows it shows what to do.
 func TestMap(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
 	n.Start()
-	web, api, db, phone := n.Host("web"), n.Host("api"), n.Host("db"), n.Host("phone") // which is no service
+	web, api, db, phone := n.Host("web"), n.Host("api"), n.Host("db"), n.Host("phone") // phone is not a service
 	n.Apply(node.Service(web, "app=web"), node.Service(api, "app=api"), node.Service(db, "app=db"), firewall("deny"))
 	b.screen(1280, 860, "light")
 	b.open(serveUI(t, n))
@@ -79,7 +79,7 @@ func TestMap(t *testing.T) {
 	}
 }
 
-// drawn waits until elements of the drawing, which have no innerText, have words.
+// drawn waits until elements of the drawing, which have no innerText, contain words.
 func (b *browser) drawn(selector string, words ...string) {
 	b.t.Helper()
 	var text string
@@ -92,7 +92,8 @@ func (b *browser) drawn(selector string, words ...string) {
 	}
 }
 
-// byKeys: a key opens the map, a service in it is reached by Tab, named for screen readers, and opened by Enter.
+// byKeys checks that a key opens the map, and that a service in it is reached by Tab, named for screen readers, and
+// opened by Enter.
 func (b *browser) byKeys() {
 	b.t.Helper()
 	b.press("1")

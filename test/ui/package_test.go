@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// views are what the package of TestViewsOfPackage has in the manifest in place of what kerb package new writes.
+// views are the views in the manifest of TestViewsOfPackage, instead of those that kerb package new writes.
 const views = `
 queries:
   packets: "packets by port"
@@ -43,8 +43,8 @@ const routes = `
         return {"packets": [{"port": port, "packets": n, "size": {"bytes": 2048}} for port, n in sorted(self._counts().items())]}
 `
 
-// A package that is built outside of this repository appears on the page without JavaScript of its own, and what it
-// says is text, whatever it says.
+// A package that is built outside of this repository appears on the page without JavaScript of its own, and its texts
+// are not interpreted as HTML.
 func TestViewsOfPackage(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// Of 300 traced packets, the document has those near the part of the list that is on the screen. Scrolling, arrow keys
-// and screen readers get at all of them, and a waterfall that was opened is there again when its packet is.
+// Of 300 traced packets, the document contains those near the visible part of the list. Scrolling, arrow keys and
+// screen readers reach all of them, and an opened waterfall is shown again with its packet.
 func TestManyPackets(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
@@ -42,7 +42,7 @@ func TestManyPackets(t *testing.T) {
 	b.script(fmt.Sprintf("document.querySelector(%q).focus({preventScroll: true})", row(0)+"summary"), nil)
 	b.press(enter)
 	b.shows(row(0)+".waterfall", "in modules of 2 chains")
-	for i := range mostRows + 10 { // past what was there at first
+	for i := range mostRows + 10 { // past the initial rows
 		b.press(arrowDown)
 		b.settles("the arrow key leads to the next packet", list, func(r rows) bool { return r.Focus == i+1 })
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// Names of other programs, such as that of an interface, are text in the page, whatever they contain.
+// Names from other programs, such as that of an interface, are text in the page, whatever they contain.
 func TestHostileNames(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
@@ -39,7 +39,7 @@ func TestHostileNames(t *testing.T) {
 	b.shows("main", "This page is read-only")
 	b.script("location.hash = '#/services/"+`%3Cimg%20src%3Dx%20onerror%3D%22document.title%3D1%22%3E`+"'", nil)
 	b.shows("h1", `<img src=x onerror="document.title=1">`)
-	// also if a part of the page made an element of it, as none does
+	// also if a part of the page inserted it as an element, which none does
 	b.script("const d = document.createElement('div'); d.innerHTML = "+fmt.Sprintf("%q", hostile)+
 		"; document.body.append(d)", nil)
 	b.shows("main", "There is no such service")
@@ -54,7 +54,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// What a resource takes from a file of secrets is in no answer.
+// Values that a resource takes from a file of secrets are in no response.
 func TestNoSecrets(t *testing.T) {
 	n := nodetest.New(t)
 	n.Start()

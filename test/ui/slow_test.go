@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Of the packets that chains keep without a trace, a box leaves the slow ones: each with the time of its modules.
+// Of the packets that chains keep without a trace, a box selects the slow ones: each with the time of its modules.
 func TestOnlySlow(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
@@ -40,7 +40,7 @@ func TestOnlySlow(t *testing.T) {
 	b.shows(".live", "live")
 	b.script("location.hash = '#/packets'", nil)
 	b.shows("#dropped", "only slow")
-	var rows struct{ All, Timed, Late int } // any packet is slow whose CPU does something else meanwhile
+	var rows struct{ All, Timed, Late int } // any packet is slow if its CPU was interrupted
 	count := func() {
 		b.script(`const all = [...document.querySelectorAll('#kept > li')];
 			const timed = all.filter((row) => row.querySelector('summary'));
@@ -48,7 +48,7 @@ func TestOnlySlow(t *testing.T) {
 			late.forEach((row) => { row.dataset.late = true; });
 			return {All: all.length, Timed: timed.length, Late: late.length}`, &rows)
 	}
-	wait.Until(t, "one is measured", func() bool { // of 4,096 on a CPU
+	wait.Until(t, "one is measured", func() bool { // one of 4,096 on a CPU
 		for range 4096 {
 			_, _ = c.Write([]byte("kerb")) // refused, as nothing listens
 		}

@@ -38,7 +38,7 @@ func serveUI(t *testing.T, n *nodetest.Node, flags ...string) string {
 	return url
 }
 
-// startUI does the same, and returns the process as well.
+// startUI runs `kerb ui` and also returns its PID.
 func startUI(t *testing.T, n *nodetest.Node, flags ...string) (url string, pid int) {
 	t.Helper()
 	cmd := exec.Command(nodetest.Kerb, append([]string{"ui", "--socket", n.Socket()}, flags...)...)
@@ -62,13 +62,13 @@ func startUI(t *testing.T, n *nodetest.Node, flags ...string) (url string, pid i
 	return strings.TrimSpace(url), cmd.Process.Pid
 }
 
-// traffic sends datagrams from one service to a port of another, at some 400 a second, until the test ends.
+// traffic sends datagrams from one service to a port of another, at about 400 per second, until the test ends.
 func traffic(t *testing.T, from *netlab.Host, to netip.AddrPort) {
 	t.Helper()
 	keepSending(t, from.Do, to, make([]byte, 200), 8, 20*time.Millisecond)
 }
 
-// keepSending sends some datagrams periodically from where in runs what it is given, until the test ends.
+// keepSending periodically sends some datagrams until the test ends; in runs a function in the sender's namespace.
 func keepSending(t *testing.T, in func(func() error) error, to netip.AddrPort, payload []byte, some int,
 	period time.Duration) {
 	t.Helper()
@@ -98,7 +98,7 @@ func keepSending(t *testing.T, in func(func() error) error, to netip.AddrPort, p
 	}()
 }
 
-// answer has a service send back what comes to a port.
+// answer makes a service echo datagrams to a port.
 func answer(t *testing.T, at *netlab.Host, port uint16) {
 	t.Helper()
 	var c net.PacketConn
@@ -121,7 +121,7 @@ func answer(t *testing.T, at *netlab.Host, port uint16) {
 	}()
 }
 
-// slow is for machines that do other things, too: this is no test of budgets.
+// slow is a budget for busy machines: this is not a test of budgets.
 var slow = v1.Budget{Latency: "1ms"}
 
 func firewall(action string) v1.Module {
@@ -133,7 +133,7 @@ func firewall(action string) v1.Module {
 	return m
 }
 
-// An operator opens the page, sees traffic and what is wrong, takes back what broke it, and loses nothing when the
+// An operator opens the page, sees traffic and problems, reverts the change that caused one, and loses nothing when the
 // agent is killed.
 func TestPage(t *testing.T) {
 	b := openBrowser(t)
@@ -202,7 +202,7 @@ func (p *page) view(name string) {
 	p.script("location.hash = '#/"+name+"'", nil)
 }
 
-// shot shows a view, if it is not there, and writes what is seen where the documents have it.
+// shot shows a view, if it exists, and writes the screenshot to its path in the documents.
 func (p *page) shot(name, view string) {
 	p.t.Helper()
 	if view != "" {
@@ -217,7 +217,7 @@ func (p *page) shot(name, view string) {
 		return
 	}
 	p.script("window.scrollTo(0, 0)", nil)
-	if view == "health" || view == "services" { // with the history and the times that a person would see
+	if view == "health" || view == "services" { // with the history and the times that a user would see
 		p.shows("main", "ns")
 		wait.Until(p.t, "a history", func() (seen bool) {
 			p.script("const l = document.querySelector('.tile .line'); return !l || l.getAttribute('d').length > 300", &seen)
@@ -227,7 +227,7 @@ func (p *page) shot(name, view string) {
 	p.screenshot(filepath.Join(dir, name+".png"))
 }
 
-// swapped: a module that is replaced under traffic continues counting, in the page, too.
+// swapped checks that a module that is replaced under traffic continues counting, also on the page.
 func swapped(n *nodetest.Node, b *browser, m v1.Module) {
 	n.T.Helper()
 	m.Spec.Order = v1.Order{Priority: 1}
@@ -238,7 +238,7 @@ func swapped(n *nodetest.Node, b *browser, m v1.Module) {
 	b.shows(".chain:last-of-type .pipeline", "count", "/s")
 }
 
-// drops: a rule that breaks a service is on the first page, with the change that did it.
+// drops checks that a rule that breaks a service is on the first page, with the change that caused it.
 func drops(n *nodetest.Node, b *browser) {
 	n.T.Helper()
 	b.script("location.hash = '#/health'", nil)
@@ -247,7 +247,7 @@ func drops(n *nodetest.Node, b *browser) {
 	b.shows("main", "Dropping now")
 }
 
-// packets: a trace shows which module drops, and so does a packet that is not sent.
+// packets checks that a trace shows which module drops, and so does an explained packet that is not sent.
 func packets(b *browser, db *netlab.Host) {
 	b.t.Helper()
 	b.script("location.hash = '#/packets?service=db'", nil)
@@ -255,7 +255,7 @@ func packets(b *browser, db *netlab.Host) {
 	b.click("#trace button")
 	b.shows("#trace ~ .packets", "db ingress", ":5432", "drop (policy)", "fw")
 	b.captured()
-	b.click("#trace button") // stop; on a slow machine it has ended, and begins again
+	b.click("#trace button") // stop; on a slow machine it has ended, and starts again
 	b.enter("#whatif input", fmt.Sprintf("udp 198.51.100.7:4000 > %s:5432", db.Addr4()))
 	b.click("#whatif button")
 	b.shows("#explained", "The packet ends here", "drop (policy)", "by fw")
@@ -265,7 +265,7 @@ func packets(b *browser, db *netlab.Host) {
 	b.shows("#explained", "The packet passes")
 }
 
-// captured saves the packets that are shown: Wireshark's reader shows module and reason.
+// captured saves the shown packets: Wireshark's dissector shows module and reason.
 func (b *browser) captured() {
 	b.t.Helper()
 	tshark, err := exec.LookPath("tshark")
@@ -284,7 +284,7 @@ func (b *browser) captured() {
 	}
 }
 
-// dark: with the colours that the system prefers, and at the width of a phone.
+// dark takes screenshots with the colours that the system prefers, and at the width of a phone.
 func (p *page) dark(n *nodetest.Node) {
 	p.t.Helper()
 	p.screen(1280, 860, "dark")
@@ -310,7 +310,7 @@ func (p *page) dark(n *nodetest.Node) {
 	p.screen(1280, 860, "light")
 }
 
-// reverted: a change is taken back after the page has shown what that does.
+// reverted reverts a change after the page has shown the effect.
 func reverted(b *browser) {
 	b.t.Helper()
 	b.script("location.hash = '#/changes/4'", nil)
@@ -325,7 +325,8 @@ func reverted(b *browser) {
 	b.shows("#verdict", "Everything works")
 }
 
-// killed: while no agent answers, the page says so and what that means; then it shows the present state again.
+// killed checks that the page reports that no agent responds, and what that means, and then shows the current state
+// again.
 func killed(n *nodetest.Node, b *browser) {
 	n.T.Helper()
 	n.Kill()
@@ -339,7 +340,7 @@ func killed(n *nodetest.Node, b *browser) {
 	}
 }
 
-// keyboard: every view by keys alone, and the first stop leads past the navigation.
+// keyboard opens every view with keys alone; the first tab stop skips the navigation.
 func keyboard(b *browser) {
 	b.t.Helper()
 	b.press("2")

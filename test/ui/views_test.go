@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// The views of what modules themselves answer have the figures of deadlines, listeners and models.
+// The views of modules' own routes show the figures of deadlines, listeners and models.
 func TestViewsOfModules(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)

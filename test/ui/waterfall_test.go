@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// A traced packet is one row with all chains that it met. By keys alone a person sees how long each module took: in
-// words, and as bars of the same proportions.
+// A traced packet is one row with all chains that it passed. With the keyboard alone, the user gets the time of each
+// module: as text, and as bars of the same proportions.
 func TestWaterfall(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
@@ -32,7 +32,7 @@ func TestWaterfall(t *testing.T) {
 	b.click("#trace button")
 	const first = "#trace ~ .packets > li:first-child "
 	b.shows(first, "web egress", "then db ingress", "drop (policy)")
-	// The list stands still after the trace: its end, if it is not over by itself.
+	// The list is stable after the trace: stop it if it is still running.
 	b.script("const b = document.querySelector('#trace button'); if (b.innerText.includes('Stop')) b.click()", nil)
 	b.shows("#trace button", "Trace")
 
@@ -77,7 +77,8 @@ func TestWaterfall(t *testing.T) {
 	}
 }
 
-// kernelDrops: a box adds what the kernel drops, which no module did: nothing listens there. Or the page says why not.
+// kernelDrops checks a box that adds drops of the kernel rather than of a module, here for a port without a listener.
+// Or the page shows why it cannot.
 func kernelDrops(t *testing.T, b *browser, from *netlab.Host, to netip.AddrPort) {
 	t.Helper()
 	traffic(t, from, to)
@@ -94,7 +95,7 @@ func kernelDrops(t *testing.T, b *browser, from *netlab.Host, to netip.AddrPort)
 
 const arrowDown = "\ue015"
 
-// nanoseconds reads a time as the page shows it.
+// nanoseconds parses a time as the page shows it.
 func nanoseconds(t *testing.T, text string) float64 {
 	t.Helper()
 	var n float64

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package smoke tests the machines of the kernel matrix rather than Kerb: does a machine give the file systems,
-// devices, hooks and tools that Kerb's tests need? Where it fails, the failures of other packages on that kernel mean
-// nothing.
+// Package smoke tests the machines of the kernel matrix rather than Kerb: whether a machine has the file systems,
+// devices, hooks and tools that Kerb's tests need. If it fails, failures of other packages on that kernel are not
+// meaningful.
 package smoke
 
 import (
@@ -58,7 +58,7 @@ func TestTestdata(t *testing.T) {
 	}
 }
 
-// TestModules finds the modules that the matrix's kernel refused to load.
+// TestModules checks that the matrix's kernel loaded all modules.
 func TestModules(t *testing.T) {
 	if refused, err := os.ReadFile("/run/not-loaded"); err == nil {
 		t.Fatalf("not loaded:\n%s", refused)
@@ -95,7 +95,7 @@ func TestBTF(t *testing.T) {
 	}
 }
 
-// TestLinks makes one device of each kind that tests use. Another kernel than the matrix's may lack some.
+// TestLinks creates one device of each kind that tests use. Kernels outside the matrix may lack some.
 func TestLinks(t *testing.T) {
 	inNamespace(t)
 	dummy := &netlink.Dummy{LinkAttrs: attrs("kkmd0")}
@@ -128,7 +128,7 @@ func TestXDPNative(t *testing.T) {
 	expectCount(t, counter, b)
 }
 
-// TestTCX needs Linux 6.6; below it says so with a typed error, which Kerb relies on.
+// TestTCX needs Linux 6.6; earlier kernels return a typed error, which Kerb relies on.
 func TestTCX(t *testing.T) {
 	inNamespace(t)
 	a, b := veth(t)
@@ -188,7 +188,7 @@ func TestRingBuffer(t *testing.T) {
 	}
 }
 
-// TestSockOps attaches to a cgroup of its own.
+// TestSockOps attaches to a separate cgroup.
 func TestSockOps(t *testing.T) {
 	needRoot(t)
 	dir := filepath.Join(cgroup2(t), fmt.Sprintf("kkm-smoke-%d", os.Getpid()))
@@ -200,7 +200,7 @@ func TestSockOps(t *testing.T) {
 	l.Close()
 }
 
-// countingProgram counts frames in a map and ends with the verdict.
+// countingProgram counts frames in a map and returns the verdict.
 func countingProgram(t *testing.T, kind ebpf.ProgramType, verdict int32) (*ebpf.Map, *ebpf.Program) {
 	t.Helper()
 	m := newMap(t, ebpf.Array, 1)
@@ -225,7 +225,7 @@ func expectCount(t *testing.T, counter *ebpf.Map, device int) {
 	must(t, err)
 	defer unix.Close(fd)
 	frame := make([]byte, 60)
-	copy(frame, "\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5") // to all, local experimental EtherType
+	copy(frame, "\xff\xff\xff\xff\xff\xff\x02\x00\x00\x00\x00\x01\x88\xb5") // broadcast, local experimental EtherType
 	must(t, unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: device}))
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		var n uint64
@@ -257,8 +257,8 @@ func newProgram(t *testing.T, kind ebpf.ProgramType, code asm.Instructions) *ebp
 	return p
 }
 
-// inNamespace moves the test into a new network namespace, which goes away with the test's thread: a locked thread is
-// not reused.
+// inNamespace moves the test into a new network namespace, which ends with the test's thread: a locked thread is not
+// reused.
 func inNamespace(t *testing.T) {
 	t.Helper()
 	needRoot(t)
@@ -268,7 +268,7 @@ func inNamespace(t *testing.T) {
 	t.Cleanup(func() { ns.Close() })
 }
 
-// veth makes a pair that is up and returns the two indexes.
+// veth creates a pair that is up and returns the two indexes.
 func veth(t *testing.T) (a, b int) {
 	t.Helper()
 	add(t, &netlink.Veth{LinkAttrs: attrs("kkm0"), PeerName: "kkm1"})
@@ -304,7 +304,7 @@ func index(t *testing.T, name string) int {
 	return i.Index
 }
 
-// cgroup2 finds the mount: machines that also run cgroup v1 have it elsewhere than at /sys/fs/cgroup.
+// cgroup2 returns the mount point of cgroup v2: machines that also run cgroup v1 do not have it at /sys/fs/cgroup.
 func cgroup2(t *testing.T) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/mounts")

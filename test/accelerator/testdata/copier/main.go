@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Copier is a TCP proxy as they are written in Go: io.Copy between two connections, which splices.
+// Copier is a typical TCP proxy in Go: io.Copy between two connections, which splices.
 package main
 
 import (
