@@ -240,7 +240,7 @@ func TestDoubtfulJobs(t *testing.T) {
 // A container that ends before NodeEngine has received the response to its deployment is deployed again. A sweep may
 // remove the service in between: the modules of the SLA are known nevertheless, even if the abstractor does not reply.
 // An undeployed instance leaves nothing behind.
-func TestSweptServicesLeaveTheirModules(t *testing.T) {
+func TestSweptServicesKeepTheirModules(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
 	socket := filepath.Join(t.TempDir(), "agent.sock")
@@ -291,7 +291,7 @@ func TestSweptServicesLeaveTheirModules(t *testing.T) {
 }
 
 // Jobs that a sweep stores do not displace jobs announced by the cluster manager.
-func TestSweptServicesPushOutNoJobs(t *testing.T) {
+func TestSweptServicesDisplaceNoJobs(t *testing.T) {
 	l := &Listener{log: slog.New(slog.DiscardHandler)}
 	l.state.Modules = []module{{Name: "firewall", Service: testApp}}
 	for i := range 2 {

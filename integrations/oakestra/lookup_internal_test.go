@@ -338,7 +338,7 @@ func TestPortsOfNodes(t *testing.T) {
 }
 
 // A text that is not a host address does not become a node.
-func TestNodesThatAreNone(t *testing.T) {
+func TestInvalidNodeAddresses(t *testing.T) {
 	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
 	for host, want := range map[string]string{
 		"192.0.2.1": "192.0.2.1", "[2001:db8::1]": "2001:db8::1", "::ffff:192.0.2.1": "192.0.2.1", "192.0.2.5": "", "": "",

@@ -164,7 +164,7 @@ func TestMachine(t *testing.T) {
 
 // A failed deployment leaves no namespace, one that a killed agent has left does not prevent the next, and a purge
 // removes it.
-func TestMachinesThatAreLeft(t *testing.T) {
+func TestMachineCleanup(t *testing.T) {
 	n := newNodeAlone(t)
 	register(n)
 	failed := n.do("POST", "/unikernel/deploy", fmt.Sprintf(

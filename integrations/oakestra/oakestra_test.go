@@ -265,7 +265,7 @@ func TestModulesOfTheSLA(t *testing.T) {
 	}
 }
 
-func TestNamespacesThatVanish(t *testing.T) {
+func TestRemovedNamespaces(t *testing.T) {
 	n := newNode(t)
 	register(n)
 	a, b := n.container(), n.container()
@@ -414,7 +414,7 @@ func TestCutShort(t *testing.T) {
 	a.deploy(appName, 0, "") // and it can be repeated
 }
 
-func TestBridgeOfSomebodyElse(t *testing.T) {
+func TestForeignBridge(t *testing.T) {
 	n := newNode(t)
 	register(n)
 	err := n.Lab.Node().Do(func() error {

@@ -18,7 +18,7 @@ import (
 )
 
 // The modules of each worker are applied once, and again when one of them was deleted.
-func TestModulesOfAWorkerComeBack(t *testing.T) {
+func TestModulesOfAWorkerAreRestored(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
 	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))

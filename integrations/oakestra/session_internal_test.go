@@ -254,7 +254,7 @@ func TestNoSubnetLeft(t *testing.T) {
 }
 
 // The cluster learns all addresses again after restarts and lost messages.
-func TestAddressesAreAnnouncedAgain(t *testing.T) {
+func TestAddressesAreReannounced(t *testing.T) {
 	m := newMember(t)
 	m.cluster.Create(testApp)
 	m.register(testWorker)
@@ -423,7 +423,7 @@ func TestNetcfg(t *testing.T) {
 
 // An instance whose addresses the cluster has lost, and which still runs, is announced again, even if other workers
 // cause many replies before.
-func TestLostAddressesAreAnnouncedAgain(t *testing.T) {
+func TestLostAddressesAreReannounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := newQuietSession()
 		s.log, s.host, s.port = slog.New(slog.DiscardHandler), netip.MustParseAddr("192.168.77.11"), 50103

@@ -175,7 +175,7 @@ func TestEventsAreWrittenRarely(t *testing.T) {
 
 // A client that reads too slowly for what is kept gets how many events it has lost, of those that it follows; what is
 // repeated is not lost.
-func TestEventsSayWhatIsLost(t *testing.T) {
+func TestLostEventsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := openEvents(t, t.TempDir())
 		e.Add(ready("a", "Found"))

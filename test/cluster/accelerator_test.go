@@ -30,8 +30,8 @@ func (c cluster) testAccelerator() {
 	c.do("kubectl", "delete", "clustermodule", "services")
 }
 
-// accelerates starts two pods on a node that speak through the address of a Service. What they say is redirected while
-// both have the label, and goes over TCP while one has not. The client has more modules.
+// accelerates starts two pods on a node that communicate through the address of a Service. Their data is redirected
+// while both have the label, and uses TCP while one has not. The client has more modules.
 func (c cluster) accelerates(node string, more ...string) {
 	c.Helper()
 	c.apply(accelerator)
@@ -51,7 +51,7 @@ func (c cluster) accelerates(node string, more ...string) {
 		c.counted(module, 1)
 	}
 	var with, without []time.Duration
-	for range 5 { // by turns: the machine is not idle
+	for range 5 { // alternately: the machine is not idle
 		without = append(without, c.ask(node, "no"))
 		with = append(with, c.ask(node, "yes"))
 	}
@@ -73,8 +73,8 @@ func (c cluster) podService(node, app string) *v1.Service {
 	return nil
 }
 
-// ask sets the label of the client, and returns the median of what half of the turns took at most on ten connections
-// that it opened later. They are redirected if it is yes, and not one is if it is no.
+// ask sets the label of the client, and returns the median over ten later connections of their median round trips. They
+// are redirected if the label is yes, and none is if it is no.
 func (c cluster) ask(node, label string) time.Duration {
 	c.Helper()
 	c.do("kubectl", "label", "--overwrite", "pod", c.test()+"-client", "accelerate="+label)
@@ -83,7 +83,7 @@ func (c cluster) ask(node, label string) time.Duration {
 		return s != nil && s.Metadata.Labels["accelerate"] == label
 	})
 	client := c.clientLog(node)
-	const settle, count = 3, 10 // connections: those that are open keep what they began with
+	const settle, count = 3, 10 // connections: open ones stay with TCP or redirection
 	first := len(asked(client)) + settle
 	patiently(c, "the client is answered", func() bool { return len(asked(client)) >= first }, func() any {
 		return asked(client)
@@ -102,7 +102,7 @@ func (c cluster) ask(node, label string) time.Duration {
 	return took[count/2]
 }
 
-// clientLog returns the file with what the client has printed. Directories of earlier pods of this name may be there.
+// clientLog returns the file with the output of the client. Directories of earlier pods of this name may exist.
 func (c cluster) clientLog(node string) string {
 	c.Helper()
 	for _, o := range c.get() {
@@ -114,7 +114,7 @@ func (c cluster) clientLog(node string) string {
 	return ""
 }
 
-// asked returns what a client has printed of each connection.
+// asked returns the output of a client for each connection.
 func asked(file string) (took []time.Duration) {
 	text, _ := os.ReadFile(file)
 	for line := range strings.Lines(string(text)) {
@@ -126,7 +126,7 @@ func asked(file string) (took []time.Duration) {
 	return took
 }
 
-// redirected is how many messages of the client and to it were redirected.
+// redirected returns how many messages from and to the client were redirected.
 func (c cluster) redirected(node string) (messages int) {
 	c.Helper()
 	client := c.podService(node, "client").Metadata.Name

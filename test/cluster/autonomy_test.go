@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// away is how long the API server is away at least: AUTONOMY=10m.
+// away returns the minimum time for which the API server is stopped: AUTONOMY=10m.
 func (c cluster) away() time.Duration {
 	d, err := time.ParseDuration(cmp.Or(os.Getenv("AUTONOMY"), "0s"))
 	if err != nil {
@@ -24,9 +24,10 @@ func (c cluster) away() time.Duration {
 	return d
 }
 
-// Without the API server all that runs keeps its modules, whatever program of the node is killed and started. Where the
-// runtime reports labels, a new pod is denied from its first packet, and one that was deleted is no service any more. A
-// pod whose sandbox has ended gets another one, denied from its first packet. Then the API server finds all as it was.
+// Without the API server all pods keep their modules, regardless of which programs of the node are killed and started.
+// If the runtime reports labels, a new pod is denied from its first packet, and the service of a deleted pod is
+// removed. A pod whose sandbox has ended gets another one, denied from its first packet. When the API server returns,
+// everything is unchanged.
 func (c cluster) testAutonomy() {
 	c.reset()
 	all := c.start(c.number("PODS", 3))
@@ -67,7 +68,7 @@ func (c cluster) testAutonomy() {
 	c.delete()
 }
 
-// saved waits until a start without the API server finds the pods.
+// saved waits until a start without the API server would know the pods.
 func (c cluster) saved(all []pod) {
 	c.Helper()
 	wait.Until(c, "kerb-kube-node has saved the pods, which it does every 10 s", func() bool {
@@ -86,13 +87,13 @@ func (c cluster) nodesReady() {
 	}, func() any { return c.do("kubectl", "get", "nodes") })
 }
 
-// static starts a pod on each of the first n nodes, which the kubelet reads from a file, and returns them when all have
-// sent for the first time.
+// static starts a static pod on each of the first n nodes, which the kubelet reads from a file, and returns them when
+// all have sent for the first time.
 func (c cluster) static(app string, n int) (all []pod) {
 	c.Helper()
 	for i := range n {
 		node := fmt.Sprint("n", i+1)
-		// A file that is written in place may be read half.
+		// Written elsewhere and renamed, since the kubelet might read an incomplete file.
 		err := os.WriteFile(runDir+"/static", []byte(c.manifest("static-"+app, app, node, "flood", floodPort)), 0o600)
 		if err == nil {
 			err = os.Rename(runDir+"/static", c.staticFile(node, app))
@@ -120,7 +121,7 @@ func (c cluster) staticFile(node, app string) string {
 	return runDir + "/" + node + "/lib/kubelet/manifests/" + app + ".json"
 }
 
-// endStatic ends pods that static has started.
+// endStatic ends static pods.
 func (c cluster) endStatic(app string, n int) {
 	c.Helper()
 	before := c.attached()
@@ -134,7 +135,7 @@ func (c cluster) endStatic(app string, n int) {
 	}
 }
 
-// Nodes that start without an API server start pods that need none, denied from their first packet.
+// Nodes that start without an API server start static pods, denied from their first packet.
 func (c cluster) testRebootAlone() {
 	c.reset()
 	all := append(c.static("denied", nodes), c.static("open", nodes)...)
@@ -161,8 +162,9 @@ func (c cluster) testRebootAlone() {
 	c.delete()
 }
 
-// A node whose link to the API server loses a third of the packets gets changes and pods. One without a link keeps what
-// it has, whatever ends on it, and gets what has changed when the link is back. The flow does not use the link.
+// A node whose link to the API server loses a third of the packets receives changes and pods. A node without a link
+// keeps its state, whichever program on it ends, and gets the changes when the link is back. The flow does not use the
+// link.
 func (c cluster) testLink() {
 	c.reset()
 	all := c.start(3)
@@ -210,7 +212,7 @@ func (c cluster) testLink() {
 const linkCount = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "link"}, "spec": {
   "package": {"name": "counter"}, "attach": {"pods": {"podSelector": {"matchLabels": {"app": "open"}}}}}}`
 
-// link sets what happens to packets between the nodes and the API server, in both directions.
+// link sets the verdict on packets between the nodes and the API server, in both directions.
 func (c cluster) link(verdict string) {
 	c.Helper()
 	everywhere(func(node string) {
@@ -223,7 +225,7 @@ table inet link {
 	})
 }
 
-// counted waits until so many services have a module.
+// counted waits until this many services have a module.
 func (c cluster) counted(module string, services int) {
 	c.Helper()
 	patiently(c, fmt.Sprintf("%d services have module %s", services, module), func() bool {
@@ -231,7 +233,7 @@ func (c cluster) counted(module string, services int) {
 	}, func() any { return c.having(module) })
 }
 
-// endSandboxes kills those of all pods of a node. The kubelet replaces them.
+// endSandboxes kills the sandboxes of all pods of a node. The kubelet replaces them.
 func (c cluster) endSandboxes(node string) {
 	ctr := func(args ...string) []string {
 		return strings.Fields(c.do(append([]string{"on", node, "ctr", "-n", "k8s.io"}, args...)...))

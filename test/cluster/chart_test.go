@@ -25,9 +25,9 @@ func (c cluster) render(args ...string) string {
 	return string(out)
 }
 
-// Nodes without Kerb get it by one apply: containers without privileges. Pods are denied from their first packet, also
-// those that start while the containers are upgraded one node after the other. Pods that ran before get their modules.
-// Uninstalling leaves no pins, links, configurations and states, nor anything in the API server, and pods keep running.
+// One apply installs Kerb on nodes, with containers without privileges. Pods are denied from their first packet, also
+// those that start during a rolling upgrade of the containers. Pods that ran before get their modules. Uninstalling
+// leaves no pins, links, configurations and state on nodes, and nothing in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
 	everywhere(func(node string) {
@@ -80,10 +80,10 @@ func (c cluster) testChart() {
 	c.nothingLeft()
 }
 
-// ranBefore is the label of the pods of ran, which are none of those that others of the test count.
+// ranBefore is the label of the pods of ran, which other parts of the test do not count.
 const ranBefore = "before"
 
-// ran are pods of a node that have run since before Kerb was on it.
+// ran are pods of a node that have been running since before Kerb was installed on it.
 type ran struct {
 	node            string
 	denied, counted *flow
@@ -99,8 +99,8 @@ func (c cluster) ran(node string) ran {
 	return ran{node, start("denied", "9981"), start("flow", "9982")}
 }
 
-// adopted waits until the pods have the modules that select them. Nothing arrives then of the one that is denied, and
-// all of the other one.
+// adopted waits until the pods have the modules that select them. From then on no packet of the denied pod arrives, and
+// all of the other one do.
 func (r ran) adopted(c cluster) {
 	c.Helper()
 	hooks := func() map[string]string {
@@ -129,15 +129,15 @@ func (r ran) adopted(c cluster) {
 	r.counted.unbroken(c)
 }
 
-// left returns what of Kerb is on a node. What the kubelet and containerd keep of its pods is below their directories.
+// left returns remains of Kerb on a node. Files of the kubelet and containerd about its pods are below their
+// directories.
 func (c cluster) left(node string) string {
 	c.Helper()
 	return c.do("on", node, "sh", "-c", "{ find /run /var/lib -maxdepth 1 -name '*kerb*'; find /sys/fs/bpf "+layout.conf+
 		" "+layout.bin+" -name '*kerb*'; } 2>/dev/null; true")
 }
 
-// nothingLeft checks that the API server has no object of Kerb, definitions included. Events are forgotten after an
-// hour.
+// nothingLeft checks that the API server has no object of Kerb, definitions included. Events expire after an hour.
 func (c cluster) nothingLeft() {
 	c.Helper()
 	left := func() (all []string) {
@@ -149,7 +149,7 @@ func (c cluster) nothingLeft() {
 		}
 		out, err := c.try("", "kubectl", "get", "--ignore-not-found", "-A", "-o", "name", strings.Join(kinds, ","))
 		if err != nil {
-			return []string{err.Error()} // a definition that is about to go
+			return []string{err.Error()} // a definition that is being deleted
 		}
 		for name := range strings.FieldsSeq(out) {
 			if strings.Contains(name, "kerb") {
@@ -163,7 +163,7 @@ func (c cluster) nothingLeft() {
 	})
 }
 
-// scrape reads metrics of an agent through TLS, and nothing else.
+// scrape reads metrics of an agent through TLS, and checks that nothing else is served.
 func (c cluster) scrape(token string) {
 	c.Helper()
 	for path, want := range map[string]string{"/metrics": "200", "/v1/status": "403"} {
@@ -175,7 +175,7 @@ func (c cluster) scrape(token string) {
 	}
 }
 
-// initialized returns how many pods have removed Kerb from their nodes: no other container of them is there any more.
+// initialized returns how many pods have removed Kerb from their nodes: their other containers have ended.
 func (c cluster) initialized() (n int) {
 	out := c.do("kubectl", "-n", "kerb-system", "get", "pods", "-l", "app.kubernetes.io/name=kerb", "-o",
 		`jsonpath={range .items[*]}{.spec.initContainers[*].name} {.status.conditions[?(@.type=="Initialized")].status}`+

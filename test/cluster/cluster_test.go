@@ -22,10 +22,10 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// cluster is the only one of this machine.
+// cluster is the only test cluster of this machine.
 type cluster struct{ *testing.T }
 
-// All on one cluster, which takes longer to start than most of the tests. Each subtest but the last begins with Kerb on
+// All tests use one cluster, whose start takes longer than most of them. Each subtest but the last begins with Kerb on
 // the nodes.
 func TestCluster(t *testing.T) {
 	if os.Getenv("KERB_TEST_KUBE") == "" {
@@ -44,7 +44,7 @@ func TestCluster(t *testing.T) {
 		{"RebootAlone", cluster.testRebootAlone}, {"Uninstall", cluster.testUninstall}, {"Chart", cluster.testChart},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(cluster{t}) }) {
-			return // the next one would find a cluster that is not as it should be
+			return // the cluster is not in the state that the next one expects
 		}
 	}
 }
@@ -71,10 +71,10 @@ func up(t *testing.T) cluster {
 	return c
 }
 
-// nodes is how many the cluster has: n1, n2, ...
+// nodes is the number of nodes: n1, n2, ...
 var nodes int
 
-// layouts are where the nodes keep networks and plugins, as distributions of Kubernetes do: LAYOUT=k3s or kubeadm.
+// layouts are the directories of networks and plugins in distributions of Kubernetes: LAYOUT=k3s or kubeadm.
 var layouts = map[string]struct{ conf, bin string }{
 	"":        {"/var/lib/cni/net.d", "/var/lib/cni/bin"},
 	"k3s":     {"/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
@@ -133,7 +133,7 @@ func (c cluster) apply(text string) {
 	}
 }
 
-// program starts or kills one of the programs of all nodes.
+// program starts or kills a program on all nodes.
 func (c cluster) program(verb, name string) {
 	c.Helper()
 	everywhere(func(node string) { c.do("on", node, "test/cluster/node", verb, name) })
@@ -141,7 +141,7 @@ func (c cluster) program(verb, name string) {
 
 const runDir = "../../out/cluster/run"
 
-// logs shows the ends of all logs.
+// logs prints the ends of all logs.
 func (c cluster) logs() {
 	files, _ := filepath.Glob(runDir + "/*.log")
 	more, _ := filepath.Glob(runDir + "/*/log/*.log")
@@ -153,10 +153,10 @@ func (c cluster) logs() {
 	c.Log(events[max(0, len(events)-6000):])
 }
 
-// pods is how many pods that are denied tests start.
+// pods returns how many denied pods the tests start.
 func (c cluster) pods() int { return c.number("PODS", 20) }
 
-// number is the value of a variable of the environment.
+// number returns the value of an environment variable, or a default.
 func (c cluster) number(variable string, otherwise int) int {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv(variable), strconv.Itoa(otherwise)))
 	if err != nil {
@@ -165,14 +165,14 @@ func (c cluster) number(variable string, otherwise int) int {
 	return n
 }
 
-// pod is one that floods the sink.
+// pod is a pod that floods the sink.
 type pod struct {
 	name, uid, node string
 	denied          bool // by its label: app=denied or app=open
 }
 
-// start creates pods that flood the sink from their first instruction on, n that are denied and on each node one that
-// is not, and returns them when all have sent.
+// start creates pods that flood the sink from their first instruction on, n denied ones and on each node an open one,
+// and returns them when all have sent.
 func (c cluster) start(n int) []pod {
 	c.Helper()
 	all := c.create(n)
@@ -197,7 +197,8 @@ func (c cluster) create(n int) (all []pod) {
 	return all
 }
 
-// manifest is a pod of a node that sends to a port of the sink, as fast as twenty pods may on two CPUs.
+// manifest returns a pod of a node that sends to a port of the sink, at a rate that two CPUs can handle for twenty
+// pods.
 func (c cluster) manifest(name, app, node, how, port string) string {
 	return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "%s-%s", "labels": {"app": %q, "test": %q}},
   "spec": {"nodeSelector": {"kubernetes.io/hostname": %q}, "automountServiceAccountToken": false, "dnsPolicy": "Default",
@@ -205,10 +206,10 @@ func (c cluster) manifest(name, app, node, how, port string) string {
   "args": [%q, "172.30.0.99:%s", %q]}]}}`, c.test(), name, app, c.test(), node, how, port, c.pace())
 }
 
-// pace is the time between packets of a pod.
+// pace returns the interval between packets of a pod.
 func (c cluster) pace() string { return fmt.Sprintf("%dms", max(5, c.pods()/4)) }
 
-// test is the name of the subtest, for objects of the cluster.
+// test returns the name of the subtest, for objects of the cluster.
 func (c cluster) test() string {
 	_, name, _ := strings.Cut(c.Name(), "/")
 	return strings.ToLower(name)
@@ -232,7 +233,7 @@ func (c cluster) get() []object {
 	return decode[struct{ Items []object }](c, "kubectl", "get", "pods", "-l", "test="+c.test(), "-o", "json").Items
 }
 
-// flood is what a container has printed last.
+// flood is the last output of a container.
 type flood struct {
 	address         string
 	datagrams, syns int
@@ -250,8 +251,8 @@ func (c cluster) flood(p pod, container int) (f flood) {
 	return f
 }
 
-// await waits until a container of each pod has sent, and the module is attached to those that it selects. It needs no
-// API server.
+// await waits until a container of each pod has sent, and the module is attached to the selected ones. It needs no API
+// server.
 func (c cluster) await(all []pod, container int) {
 	c.Helper()
 	waiting := func() (names []string) {
@@ -269,7 +270,7 @@ func (c cluster) await(all []pod, container int) {
 	})
 }
 
-// denied is how many pods are denied.
+// denied returns how many pods are denied.
 func denied(all []pod) (n int) {
 	for _, p := range all {
 		if p.denied {
@@ -279,7 +280,7 @@ func denied(all []pod) (n int) {
 	return n
 }
 
-// patiently is wait.Until for what kubelets retry with a growing delay.
+// patiently is wait.Until for operations that kubelets retry with backoff.
 func patiently(c cluster, what string, ok func() bool, seen func() any) {
 	c.Helper()
 	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
@@ -292,8 +293,8 @@ func patiently(c cluster, what string, ok func() bool, seen func() any) {
 // attached returns how many services of the test's pods are denied.
 func (c cluster) attached() int { return c.having("deny") }
 
-// having returns how many services of the test's pods have a module in chains of both directions, of nodes whose agent
-// answers.
+// having returns how many services of the test's pods have a module in chains of both directions, on nodes whose agent
+// responds.
 func (c cluster) having(module string) (n int) {
 	c.Helper()
 	var services []v1.Service
@@ -320,7 +321,7 @@ func (c cluster) having(module string) (n int) {
 	return n
 }
 
-// delete ends the pods of the test. As their grace period is zero, the API server forgets them before they end: it
+// delete deletes the pods of the test. As their grace period is zero, the API server removes them before they end: it
 // waits until DEL was called for each, after which its network namespace is removed.
 func (c cluster) delete() {
 	c.Helper()

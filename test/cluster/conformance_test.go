@@ -14,11 +14,11 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// sigNetwork is how many conformance tests of networks Kubernetes 1.35.4 has, all of which pass without Kerb.
+// sigNetwork is the number of conformance tests of networks in Kubernetes 1.35.4, all of which pass without Kerb.
 const sigNetwork = 47
 
 // Kubernetes' conformance tests of networks pass with modules of Kerb on all pods: counter, firewall and flows, which
-// see each packet, and then the proxy, too, which serves cluster addresses in kube-proxy's place.
+// process each packet, and then also the proxy, which serves cluster addresses instead of kube-proxy.
 func TestConformance(t *testing.T) {
 	if os.Getenv("KERB_TEST_CONFORMANCE") == "" {
 		t.Skip("needs a Kubernetes cluster and Kubernetes' own tests: make test-conformance")
@@ -28,7 +28,7 @@ func TestConformance(t *testing.T) {
 		for _, image := range []string{"agnhost", "coredns", "pause"} {
 			c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "out/cluster/bin/"+image+".tar")
 		}
-		// Tests execute the tools in the one, and do not ask whether the other serves.
+		// Tests run tools in the first image, and do not check the content that the second serves.
 		for _, other := range []string{"jessie-dnsutils:1.7", "nginx:1.14-4"} {
 			c.do("on", node, "ctr", "-n", "k8s.io", "images", "tag", "kerb.test/agnhost:2.59", "kerb.test/"+other)
 		}
@@ -43,14 +43,14 @@ func TestConformance(t *testing.T) {
 	t.Run("Proxy", func(t *testing.T) { cluster{t}.conforms("count", "judge", "record", "serve") })
 }
 
-// everyPod is a ClusterModule on the pods of all namespaces.
+// everyPod returns a ClusterModule on the pods of all namespaces.
 func everyPod(name, pkg, config string) string {
 	return `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "` + name + `"}, "spec": {
   "package": {"name": "` + pkg + `"}, "config": ` + config + `, "attach": {"pods": {}}}}
 `
 }
 
-// conforms runs the tests, and checks that the modules have seen packets meanwhile.
+// conforms runs the tests, and checks that the modules have processed packets in the meantime.
 func (c cluster) conforms(modules ...string) {
 	before := c.packets()
 	results := c.conformance(`\[sig-network\].*\[Conformance\]`)
@@ -78,7 +78,7 @@ func (c cluster) conforms(modules ...string) {
 	}
 }
 
-// packets are those that each module has seen on all nodes.
+// packets returns the packets that each module has processed on all nodes.
 func (c cluster) packets() map[string]uint64 {
 	c.Helper()
 	all := map[string]uint64{}
@@ -90,13 +90,13 @@ func (c cluster) packets() map[string]uint64 {
 	return all
 }
 
-// result is that of one of Kubernetes' tests.
+// result is the result of one of Kubernetes' tests.
 type result struct {
 	Name   string `xml:"name,attr"`
 	Status string `xml:"status,attr"`
 }
 
-// conformance runs those of Kubernetes' tests whose names match.
+// conformance runs Kubernetes' tests whose names match.
 func (c cluster) conformance(match string) []result {
 	c.Helper()
 	dir, err := filepath.Abs(runDir)

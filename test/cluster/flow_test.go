@@ -15,13 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// flow is what arrives of a pod that numbers its datagrams.
+// flow is the received datagrams of a pod that numbers them.
 type flow struct {
 	sync.Mutex
 	first, last, received uint64
 }
 
-// flow starts a pod of a node with a module that counts, and returns when its datagrams arrive.
+// flow starts a pod on a node, with a module that counts, and returns when its datagrams arrive.
 func (c cluster) flow(node string) *flow {
 	c.Helper()
 	port := flowPort + strings.TrimPrefix(node, "n")
@@ -60,7 +60,7 @@ func (c cluster) listen(port string) (socket *net.UDPConn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		var ns *os.File
 		if ns, err = os.Open("/run/netns/kerb-sink"); err != nil {
 			return

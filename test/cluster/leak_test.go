@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// A pod runs and is a service with its labels, which `kerb get services` shows; it is none after its end.
+// A running pod is a service with its labels, which `kerb get services` shows; after its end the service is removed.
 func (c cluster) testPod() {
 	c.start(1)
 	services := func() int { return strings.Count(c.do("on", "n1", "kerb", "get", "services", "-o", "name"), "\n") }
@@ -30,8 +30,8 @@ func (c cluster) testLeak() {
 	c.delete()
 }
 
-// So they are if the agent is killed while they start: before the first, and twice later. Those that it is away for
-// wait for it.
+// They are also denied if the agent is killed while they start: before the first, and twice later. Pods that start
+// without an agent wait for it.
 func (c cluster) testAgentKilled() {
 	c.reset()
 	all := c.create(c.pods())
@@ -67,9 +67,9 @@ func (c cluster) testReboot() {
 	c.delete()
 }
 
-// Uninstalling leaves nothing of Kerb on the nodes, and pods keep running. What was denied passes then: the packets
-// were there all along. On the network without Kerb, packets of new pods pass before a policy that is applied as soon
-// as the API server shows the addresses of the pods.
+// Uninstalling leaves nothing of Kerb on the nodes, and pods keep running. Denied packets then pass, which shows that
+// they were sent all along. On the network without Kerb, packets of new pods pass before a policy that is applied as
+// soon as the API server has the addresses of the pods.
 func (c cluster) testUninstall() {
 	c.reset()
 	all := c.start(3)
@@ -101,7 +101,8 @@ func (c cluster) testUninstall() {
 	c.nothingLeft()
 }
 
-// policyAfterwards starts pods, drops what each sends once its address is known, and wants packets from before.
+// policyAfterwards starts pods, drops the packets of each as soon as its address is known, and expects packets from
+// before.
 func (c cluster) policyAfterwards() {
 	c.Helper()
 	everywhere(func(node string) {

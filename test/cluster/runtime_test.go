@@ -10,11 +10,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// second is the first of the nodes with containerd of version 2. The third node has that of Debian, without NRI and
-// without CNI 1.1.
+// second is the first node with containerd 2. The third node has Debian's containerd, without NRI and CNI 1.1.
 const second, third = "n1", "n3"
 
-// condition is a condition of a Node or KerbNode.
+// condition returns a condition of a Node or KerbNode.
 func (c cluster) condition(kind, node, name string) (out api.Condition) {
 	c.Helper()
 	for _, of := range decode[struct {
@@ -27,7 +26,7 @@ func (c cluster) condition(kind, node, name string) (out api.Condition) {
 	return out
 }
 
-// becomes waits until a Node is Ready, or is not with a message.
+// becomes waits until the condition Ready of a Node has this status and message.
 func (c cluster) becomes(node, status, message string) {
 	c.Helper()
 	patiently(c, node+" has Ready: "+status, func() bool {
@@ -36,8 +35,8 @@ func (c cluster) becomes(node, status, message string) {
 	}, func() any { return c.condition("node", node, "Ready") })
 }
 
-// containerd of version 2 calls STATUS of CNI 1.1: a Node is not Ready while no pod could be protected on it, as the
-// agent is away or has no module for pending pods.
+// containerd 2 calls STATUS of CNI 1.1: a Node is not Ready while no pod could be protected on it, because the agent
+// does not run or has no module for pending pods.
 func (c cluster) testStatus() {
 	c.do("on", second, "test/cluster/node", "stop", "agent")
 	if nodes >= 3 {
@@ -60,8 +59,8 @@ func (c cluster) testStatus() {
 	c.becomes(second, "True", "")
 }
 
-// GC of CNI 1.1 removes what is left of pods whose DEL the agent has missed. No version of containerd calls it:
-// cnitool does, with no attachment that is still valid.
+// GC of CNI 1.1 removes the state of pods whose DEL the agent has missed. No version of containerd calls it: cnitool
+// does, without valid attachments.
 func (c cluster) testGC() {
 	c.start(1)
 	services := func() string { return c.do("on", second, "kerb", "get", "services", "-o", "name") }
@@ -84,8 +83,8 @@ func (c cluster) testGC() {
 	c.becomes(second, "True", "")
 }
 
-// With NRI no container starts before its pod has its modules: its first packet passes them. Where a pod cannot have
-// them, its sandbox fails, and says why. A pod that requires the plugin starts only while the plugin is there.
+// With NRI no container starts before its pod has its modules, which process its first packet. If a pod cannot have
+// them, its sandbox fails with the reason. A pod that requires the plugin starts only while the plugin is connected.
 func (c cluster) testRuntime() {
 	wait.Until(c, "the node reports its runtime", func() bool {
 		got := c.condition("kerbnode", second, "RuntimeLabels")
@@ -126,7 +125,7 @@ func (c cluster) create1(manifest string) {
 	}
 }
 
-// event waits until the kubelet reports about a pod.
+// event waits for an event of the kubelet about a pod.
 func (c cluster) event(name, message string) {
 	c.Helper()
 	events := func() string {

@@ -10,10 +10,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Ports of the sink: of floods, and of pods that number what they send, but for the number of the node.
+// Ports of the sink: for floods, and for pods that number their packets, to which the number of the node is appended.
 const floodPort, flowPort = "9999", "999"
 
-// The host behind the bridge counts packets of floods by source and protocol, before anything can drop them.
+// rules makes the host behind the bridge count packets of floods by source and protocol, before anything can drop them.
 const rules = `table inet sink {
 	set seen { type ipv4_addr . inet_proto; size 65536; flags dynamic; counter; }
 	chain in {
@@ -35,10 +35,10 @@ func (c cluster) nft(namespace, input string, args ...string) []byte {
 
 func (c cluster) count() { c.nft("kerb-sink", rules, "-f", "-") }
 
-// reset forgets what has arrived: addresses of earlier pods are used again.
+// reset clears the counts, because addresses of earlier pods are reused.
 func (c cluster) reset() { c.nft("kerb-sink", "", "flush", "set", "inet", "sink", "seen") }
 
-// arrived are the packets of each address by protocol.
+// arrived returns the packets of each address by protocol.
 func (c cluster) arrived() map[string]map[string]int {
 	c.Helper()
 	var answer struct {
@@ -79,8 +79,8 @@ func (c cluster) passes(address string) {
 	}, func() any { return c.arrived() })
 }
 
-// onlyOpen waits until all pods have sent more, and fails if a packet has arrived that is not of the open pod, whose
-// packets have to arrive.
+// onlyOpen waits until all pods have sent more, and fails if a packet of a denied pod has arrived; packets of the open
+// pod have to arrive.
 func (c cluster) onlyOpen(all []pod, container int) {
 	c.Helper()
 	before := map[string]int{}

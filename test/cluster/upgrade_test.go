@@ -13,15 +13,14 @@ import (
 	"time"
 )
 
-// archive is the image of this build, earlier that of the build that it replaces: KERB_EARLIER=FILE, or the same one
-// under another name.
+// archive is the image of this build, and earlier that of the build that it replaces: KERB_EARLIER=FILE, or the same
+// one under another name.
 const archive = "dist/kerb-image.tar"
 
 func earlier() string { return cmp.Or(os.Getenv("KERB_EARLIER"), archive) }
 
-// upgrade replaces the containers of the earlier image by those of the other, one node after the other, while a pod of
-// each node sends numbered datagrams, and others start all the time. It returns these pods. No datagram is lost, and
-// no start fails.
+// upgrade replaces the containers of the earlier image node by node, while a pod of each node sends numbered datagrams,
+// and others start all the time. It returns these pods. No datagram is lost, and no start fails.
 func (c cluster) upgrade() []pod {
 	c.Helper()
 	var flows []*flow
@@ -52,8 +51,7 @@ func (c cluster) ready() {
 	}
 }
 
-// starting are pods that start while something else happens: on each node two at a time, one that is denied and one
-// that is not.
+// starting are pods that start during another operation: on each node two at a time, a denied and an open one.
 type starting struct {
 	ended chan struct{}
 	wg    sync.WaitGroup
@@ -104,7 +102,8 @@ func (s *starting) end(c cluster) []pod {
 	return s.all
 }
 
-// startOne creates a pod that floods the sink and returns when it has sent. It sends less than others: there are many.
+// startOne creates a pod that floods the sink and returns when it has sent. It sends less than others, because there
+// are many.
 func (c cluster) startOne(name, app, node string) (pod, error) {
 	var made object
 	manifest := strings.Replace(c.manifest(name, app, node, "flood", floodPort), c.pace(), "100ms", 1)
@@ -121,7 +120,7 @@ func (c cluster) startOne(name, app, node string) (pod, error) {
 	return p, err
 }
 
-// warnings returns what has gone wrong with pods of the test, as their events say.
+// warnings returns failures of the test's pods, from their events.
 func (c cluster) warnings() (all []string) {
 	c.Helper()
 	for line := range strings.Lines(c.do("kubectl", "get", "events", "--field-selector", "type=Warning", "-o",

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// A module behind the tunnel meets what the tunnel sends away as it will leave: with the addresses of the nodes and the
-// tunnel's port. What it denies does not leave, all else does.
+// A module behind the tunnel processes encapsulated packets as they leave: with the addresses of the nodes and the
+// tunnel's port. Packets that it denies do not leave, all others do.
 func TestFirewallBehindTunnel(t *testing.T) {
 	f := newField(t)
 	f.deploy([]string{"tunnel"})
@@ -43,7 +43,7 @@ func TestFirewallBehindTunnel(t *testing.T) {
 		}
 	}
 	put("deny")
-	for _, addr := range f.servers[0].addresses(false) { // on the same node: the tunnel leaves it alone
+	for _, addr := range f.servers[0].addresses(false) { // on the same node: not encapsulated
 		c.answered(netip.AddrPortFrom(addr, livePort))
 	}
 	for _, addr := range f.servers[1].addresses(false) {

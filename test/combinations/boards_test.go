@@ -24,11 +24,11 @@ import (
 
 const deployed = "../../deploy"
 
-// metricName matches the names of metrics of agents in a query.
+// metricName matches the names of agents' metrics in a query.
 var metricName = regexp.MustCompile(`\b(kerb|process)_[a-z_]+\b`)
 
-// Every query of the boards and alerts in deploy/ is one that Prometheus answers, about metrics that a node has which
-// runs all modules and has a problem.
+// Prometheus accepts every query of the dashboards and alerts in deploy/, and their metrics exist on a node that runs
+// all modules and has a problem.
 func TestBoards(t *testing.T) {
 	secrets := t.TempDir()
 	f := newField(t, fmt.Sprintf("tcp: {address: '127.0.0.1:4600', certificate: %[1]s/cert, key: %[1]s/key, "+
@@ -104,7 +104,8 @@ func credentials(t *testing.T, dir string) string {
 	return dir
 }
 
-// prometheus runs with the configuration in deploy/ on the first node, and returns what answers queries.
+// prometheus runs Prometheus with the configuration in deploy/ on the first node, and returns a function that runs
+// queries.
 func prometheus(t *testing.T, f *field, secrets string) func(expr string) (string, error) {
 	t.Helper()
 	dir, ns := t.TempDir(), f.nodes[0].Lab.Node()
@@ -186,7 +187,7 @@ func boardQueries(t *testing.T) (exprs []string) {
 	return exprs
 }
 
-// ruleQueries are the queries of the alerts, which promtool accepts, and which fire where they should.
+// ruleQueries returns the queries of the alerts, after promtool has accepted them and checked when they fire.
 func ruleQueries(t *testing.T) (exprs []string) {
 	t.Helper()
 	test := exec.Command("promtool", "test", "rules", "kerb.rules.test.yaml")

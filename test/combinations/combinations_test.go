@@ -27,9 +27,9 @@ import (
 var builtins = []string{"accelerator", "classifier", "counter", "firewall", "flows", "intercept", "nat", "proxy",
 	"responder", "tunnel"}
 
-// All of the built-in modules together, with KERB_COMBINATIONS=1 every two and every three, too, in the default order,
-// on a client and servers on its own node and on another one: each connection works, by each address, in both families,
-// and each module does its work, and only that.
+// All of the built-in modules together, and with KERB_COMBINATIONS=1 also every two and every three, in the default
+// order, on a client and servers on its own node and on another one: each connection works, by each address, in both
+// families, and each module does only its own work.
 func TestCombinations(t *testing.T) {
 	f := newField(t)
 	f.addOutside()
@@ -56,7 +56,7 @@ func TestCombinations(t *testing.T) {
 	}
 }
 
-// subsets are those of the given sizes.
+// subsets returns the subsets of the given sizes.
 func subsets(of []string, sizes ...int) (out [][]string) {
 	for bits := range 1 << len(of) {
 		var set []string
@@ -72,7 +72,7 @@ func subsets(of []string, sizes ...int) (out [][]string) {
 	return out
 }
 
-// combination is a set of modules in force.
+// combination is a set of deployed modules.
 type combination struct {
 	*field
 	packages  []string
@@ -114,7 +114,7 @@ func (f *field) combine(packages []string) *combination {
 	return c
 }
 
-// talk is everything between the client and a server by one address.
+// talk tests all traffic between the client and a server by one address.
 func (c *combination) talk(s *server, addr netip.Addr) {
 	c.t.Helper()
 	c.answered(netip.AddrPortFrom(addr, livePort))
@@ -152,7 +152,8 @@ func (c *combination) dial(network string, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// answered sends a datagram until its reply comes: the first ones may meet a node that does not know its services yet.
+// answered sends a datagram until its reply arrives: the first ones may reach a node that does not know its services
+// yet.
 func (c *combination) answered(to netip.AddrPort) {
 	c.t.Helper()
 	conn, data := c.dial("udp", to), make([]byte, 64)
@@ -170,7 +171,7 @@ func (c *combination) answered(to netip.AddrPort) {
 	}
 }
 
-// stream sends messages and more than fits into one segment on a TCP connection, and wants all of it back.
+// stream sends messages, and more than fits into one segment, on a TCP connection, and expects all of it back.
 func (c *combination) stream(to netip.AddrPort) {
 	c.t.Helper()
 	conn := c.dial("tcp", to)
@@ -187,7 +188,7 @@ func (c *combination) stream(to netip.AddrPort) {
 	}
 }
 
-// denied sends a datagram that the firewall of the server drops: nothing answers it, and no program takes it.
+// denied sends a datagram that the firewall of the server drops: there is no reply, and no program receives it.
 func (c *combination) denied(s *server, to netip.AddrPort) {
 	c.t.Helper()
 	drops, received := c.drops(s.node), uint64(0)
@@ -222,10 +223,10 @@ func (c *combination) delivered(s *server, to netip.AddrPort) {
 	if n != 1 || err != nil || string(packets[0].Frame[packets[0].Payload:]) != "deliver" {
 		c.t.Fatalf("%v: %d packets, %v", to, n, err)
 	}
-	c.receivers[s.node].Release() // what is kept longer than the watchdog has later packets pass
+	c.receivers[s.node].Release() // after the watchdog's timeout, later packets would pass
 }
 
-// finish compares what the modules have counted with what they had to do.
+// finish compares the modules' counts with the expected ones.
 func (c *combination) finish() {
 	c.t.Helper()
 	for i, n := range c.nodes {
@@ -246,7 +247,7 @@ func (c *combination) finish() {
 	} else if c.has("accelerator") {
 		for _, addr := range c.servers[0].addresses(c.has("proxy")) {
 			before := c.redirected()
-			// The first connections of a program may come before the module has judged it.
+			// The first connections of a program may precede the module's verdict on it.
 			wait.Until(c.t, fmt.Sprintf("connections to %v are redirected", addr), func() bool {
 				c.stream(netip.AddrPortFrom(addr, livePort))
 				return c.redirected() > before
@@ -255,7 +256,7 @@ func (c *combination) finish() {
 	}
 }
 
-// counts are the packets that reached each module of a node.
+// counts returns the packets that reached each module of a node.
 func counts(n *nodetest.Node) map[string]uint64 {
 	n.T.Helper()
 	var modules []v1.Module
@@ -269,7 +270,7 @@ func counts(n *nodetest.Node) map[string]uint64 {
 	return out
 }
 
-// drops are the packets that a node's firewall has dropped by its policy.
+// drops returns the packets that a node's firewall has dropped by its policy.
 func (c *combination) drops(node int) (sum uint64) {
 	c.t.Helper()
 	var m v1.Module
@@ -282,7 +283,7 @@ func (c *combination) drops(node int) (sum uint64) {
 	return sum
 }
 
-// sent are the packets that the client's node has sent to the other one by the tunnel.
+// sent returns the packets that the client's node has sent to the other one by the tunnel.
 func (c *combination) sent() (sum uint64) {
 	c.t.Helper()
 	var report tunnel.Report
@@ -295,7 +296,7 @@ func (c *combination) sent() (sum uint64) {
 	return sum
 }
 
-// redirected is how many bytes the accelerator of the client's node has moved between sockets.
+// redirected returns the bytes that the accelerator of the client's node has moved between sockets.
 func (c *combination) redirected() (sum uint64) {
 	for _, p := range c.pairs().([]accelerator.PairReport) {
 		sum += p.Bytes

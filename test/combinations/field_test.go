@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
 
-// UDP ports of the servers. What the firewall denies is open there: only the firewall keeps packets away.
+// UDP ports of the servers. Denied ports are open: only the firewall blocks their packets.
 const (
 	livePort      = 7000 // a process answers, on TCP too
 	deniedPort    = 7001 // a process answers; denied
@@ -34,7 +34,7 @@ const (
 	deliverDenied = 7201 // intercept would deliver; denied
 )
 
-// notFirewall are packages that data may bypass which the accelerator moves; firewalls see all of it.
+// notFirewall are packages that the accelerator's redirected data may bypass; firewalls process all of it.
 var notFirewall = []string{"classifier", "counter", "flows", "intercept", "nat", "proxy", "responder", "tunnel"}
 
 // plans are the networks of services by node.
@@ -45,7 +45,7 @@ var plans = [2][2]netip.Prefix{
 
 // field is two nodes that route to each other, with a client and a server on the first and a server on the second.
 type field struct {
-	t           *testing.T // of the part that runs
+	t           *testing.T // of the current subtest
 	root        *testing.T
 	nodes       [2]*nodetest.Node
 	wire        *netlab.Wire
@@ -61,7 +61,7 @@ type server struct {
 	virtual []netip.Addr
 }
 
-// addresses are those by which the client reaches the server: its own, and the virtual ones where there is a proxy.
+// addresses returns the addresses by which the client reaches the server: its own, and with a proxy the virtual ones.
 func (s *server) addresses(proxied bool) []netip.Addr {
 	own := []netip.Addr{s.Addr4(), s.Addr6()}
 	if !proxied {
@@ -70,8 +70,8 @@ func (s *server) addresses(proxied bool) []netip.Addr {
 	return append(own, s.virtual...)
 }
 
-// newField makes the nodes and starts agents without modules. Sockets of the test are in a cgroup of their own, as the
-// accelerator finds services' sockets by it. What config has is in the configuration of each agent.
+// newField creates the nodes and starts agents without modules. Sockets of the test are in a separate cgroup, by which
+// the accelerator finds services' sockets. config is added to the configuration of each agent.
 func newField(t *testing.T, config ...string) *field {
 	t.Helper()
 	f := &field{t: t, root: t}
@@ -101,7 +101,7 @@ func newField(t *testing.T, config ...string) *field {
 	return f
 }
 
-// server makes a host that answers on the live port and on the denied one.
+// server adds a host that answers on the live port and on the denied one.
 func (f *field) server(node int, name string) *server {
 	f.t.Helper()
 	f.virtualNext++
@@ -116,7 +116,7 @@ func (f *field) server(node int, name string) *server {
 	return s
 }
 
-// serve answers each datagram and each TCP message with itself.
+// serve echoes each datagram and each TCP message.
 func (f *field) serve(addr netip.Addr) error {
 	for _, port := range []uint16{livePort, deniedPort} {
 		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, port)))
@@ -168,7 +168,7 @@ func echoStreams(l *net.TCPListener) {
 	}
 }
 
-// resource is the virtual service that has the server as its instance.
+// resource returns the virtual service with the server as its instance.
 func (s *server) resource(f *field) v1.VirtualService {
 	var addresses []v1.VirtualAddress
 	for _, a := range s.virtual {
@@ -183,7 +183,7 @@ func (s *server) resource(f *field) v1.VirtualService {
 	}
 }
 
-// route leads to the services of the other node by the wire, for what no tunnel takes.
+// route adds routes by the wire to the services of the other node, for packets that no tunnel encapsulates.
 func (f *field) route(node int) error {
 	lab, other := f.nodes[node].Lab, f.nodes[1-node].Lab
 	for i, gateway := range []netip.Addr{f.wire.Addr4(other), f.wire.Addr6(other)} {
@@ -224,7 +224,7 @@ func knows(n *nodetest.Node, module, service string) bool {
 		slices.Contains(vs.Status.Modules, module)
 }
 
-// module is a package with a config for these tests: what it does is seen at its ports alone.
+// module returns a package with a config for these tests, which affects only the ports of its tests.
 func (f *field) module(node int, pkg string) v1.Module {
 	m := kerbnode.Module(pkg, pkg, "*", f.config(pkg))
 	if pkg == "nat" {

@@ -17,8 +17,8 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Traces of two nodes are joined: a packet through the tunnel has the modules of both, in the order in which it met
-// them and with the time of each, and so has the reply.
+// Traces of two nodes are joined: a packet through the tunnel has the modules of both nodes in order, with the time of
+// each, and so has the reply.
 func TestJoinedTraces(t *testing.T) {
 	f := newField(t)
 	packages := []string{"counter", "proxy", "tunnel"}
@@ -41,7 +41,7 @@ func TestJoinedTraces(t *testing.T) {
 		if err := lines.Decode(&p); err != nil {
 			t.Fatal(err)
 		}
-		if p.Time.Before(begin) { // one node alone may have traced it
+		if p.Time.Before(begin) { // possibly traced by one node only
 			continue
 		}
 		way := where(p)
@@ -70,7 +70,7 @@ func TestJoinedTraces(t *testing.T) {
 			}
 		}
 	}
-	if alone := len(ways[client]); alone > 0 { // where a trace has lost events, for example
+	if alone := len(ways[client]); alone > 0 { // for example if a trace has lost events
 		t.Logf("%d packets into the tunnel are at no other node: %+v", alone, ways[client][0])
 	}
 	if text := joinTraces(t, f, append(files, "--times")...); !strings.Contains(text, " > far far ingress ") ||
@@ -86,8 +86,8 @@ func where(p v1.TracedPacket) string {
 	return p.Node + " " + p.Service + " " + p.Direction
 }
 
-// record traces all packets on both nodes while something is done, each to a file with the node's name. A datagram
-// shows that a trace runs. What is done begins at begin.
+// record traces all packets on both nodes during do, each to a file with the node's name. A datagram shows that a trace
+// runs. do starts at begin.
 func (f *field) record(datagram, do func()) (files []string, begin time.Time) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -118,10 +118,10 @@ func (f *field) record(datagram, do func()) (files []string, begin time.Time) {
 		})
 		files = append(files, file.Name())
 	}
-	const shown = time.Second // behind the 100 ms for which a packet may have a further chain
+	const shown = time.Second // more than the 100 ms within which a packet may have a further chain
 	begin = time.Now()
 	do()
-	time.Sleep(shown) // what both have traced is in their files
+	time.Sleep(shown) // until the files contain all traced packets
 	cancel()
 	for _, wait := range ended {
 		wait()
@@ -129,7 +129,7 @@ func (f *field) record(datagram, do func()) (files []string, begin time.Time) {
 	return files, begin
 }
 
-// joinTraces is what kerb trace join prints. It asks no agent.
+// joinTraces returns the output of kerb trace join, which sends no request to the agent.
 func joinTraces(t *testing.T, f *field, args ...string) string {
 	t.Helper()
 	cmd := f.nodes[0].Command(t.Context(), append([]string{"trace", "join"}, args...)...)

@@ -15,10 +15,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-const outsidePort = 7300 // answers with the client's address
+const outsidePort = 7300 // replies with the client's address
 
-// translated is what the client's address becomes by nat, and outside what is reached so: not by the addresses of
-// services, which nat is to leave alone.
+// translated are the client's outside addresses by nat, and outside the destinations for which it is used; nat does not
+// translate packets to addresses of services.
 var (
 	translated = [2]netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:7::7")}
 	outside    = [2]netip.Addr{netip.MustParseAddr("203.0.113.9"), netip.MustParseAddr("2001:db8:9::9")}
@@ -30,8 +30,8 @@ func natConfig() map[string]any {
 			"10.30.0.0/16", "fdff:2000::/21"}}
 }
 
-// addOutside makes a host behind the second node that is no service, and the routes to it and back to what nat makes of
-// the client.
+// addOutside adds a host behind the second node that is not a service, and the routes to it and back to the client's
+// outside addresses.
 func (f *field) addOutside() {
 	f.t.Helper()
 	h := f.nodes[1].Host("outside")
@@ -113,7 +113,7 @@ func serveOutside(f *field, device string, addr netip.Addr) error {
 	return nil
 }
 
-// translates has the client reach the outside, by TCP and UDP, with the address that nat gives it.
+// translates checks that the client reaches the outside, by TCP and UDP, with the address of nat.
 func (c *combination) translates() {
 	c.t.Helper()
 	for i, addr := range outside {

@@ -17,7 +17,7 @@ import (
 
 const tunnelPort = 7187
 
-// A trace shows what comes out of a tunnel together with the tunnel's packet: a filter of the outer port has both, and
+// A trace shows decapsulated packets together with the tunnel's packets: a filter of the outer port matches both, and
 // one of the inner addresses shows packets into the tunnel as they leave.
 func TestTraceThroughTunnel(t *testing.T) {
 	f := newField(t)
@@ -54,7 +54,7 @@ func TestTraceThroughTunnel(t *testing.T) {
 	}
 }
 
-// last is the destination that a packet has when it leaves its first chain.
+// last returns the destination of a packet when it leaves its first chain.
 func last(p v1.TracedPacket) string {
 	to := p.Destination
 	for _, s := range p.Steps {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// CoreDNS of the test cluster, with the plugins that it needs.
+// Command coredns is CoreDNS for the test cluster, with only the required plugins.
 package main
 
 import (

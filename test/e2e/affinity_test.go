@@ -51,7 +51,7 @@ func tryName(from *netlab.Host, to string) (string, error) {
 	return string(name), err
 }
 
-// askName is tryName where nothing may go wrong.
+// askName is tryName, and fails the test on an error.
 func askName(t *testing.T, from *netlab.Host, to string) string {
 	t.Helper()
 	name, err := tryName(from, to)
@@ -86,7 +86,7 @@ func TestAffinityOutlivesAgentAndPrograms(t *testing.T) {
 			}
 		}
 	}
-	// The control plane of the proxy learns of virtual services after the answer to their change.
+	// The control plane of the proxy is notified of virtual services after the response to their change.
 	n.Eventually("both addresses are there", func() bool {
 		_, err := tryName(n.web, "10.30.0.10:80")
 		_, other := tryName(n.web, "10.30.0.9:80")
@@ -116,7 +116,7 @@ func TestAffinityOutlivesAgentAndPrograms(t *testing.T) {
 	store.Spec.Instances = store.Spec.Instances[1:]
 	n.apply(store)
 	n.Eventually("store0 gets no new connections", func() bool {
-		name, err := tryName(n.web, "10.30.0.9:80") // one that is under way to store0 is reset
+		name, err := tryName(n.web, "10.30.0.9:80") // a connection in progress to store0 is reset
 		return err == nil && name != "store0"
 	})
 	next := askName(t, n.web, "10.30.0.9:80")

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/droptest"
 )
 
-// A packet that all modules let pass, and the kernel dropped, has the kernel's reason. One that a module dropped has
-// none. Where the kernel does not report dropped packets, one sentence says so, and the packets are there.
+// A packet that all modules pass, and that the kernel drops, has the kernel's reason. A packet dropped by a module has
+// none. If the kernel does not report dropped packets, one sentence says so, and the packets are still shown.
 func TestKernelDrops(t *testing.T) {
 	n := newRunningNode(t)
 	n.dropping(9, 53) // nothing listens on 9

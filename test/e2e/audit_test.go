@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The log says which client changed what, with the result; dry runs and what is unchanged are no changes.
+// The log contains which client changed what, with the result; dry runs and unchanged resources are not changes.
 func TestChangesAreLogged(t *testing.T) {
 	n := newRunningNode(t)
 	caller := fmt.Sprintf(`by="uid %d pid `, os.Geteuid())

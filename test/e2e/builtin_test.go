@@ -20,7 +20,7 @@ func counter(round int) v1.Module {
 	return m
 }
 
-// firewall lets only the traffic of these tests to web; every round has other rules alongside those.
+// firewall permits only the traffic of these tests to web; each round has different additional rules.
 func firewall(round int) v1.Module {
 	rule := func(name, protocol string, port int) map[string]any {
 		return map[string]any{"name": name, "action": "allow", "direction": "ingress", "protocol": protocol, "dstPort": port}
@@ -32,8 +32,8 @@ func firewall(round int) v1.Module {
 	return module("fw", "firewall", "app=web", map[string]any{"rules": rules})
 }
 
-// The built-in modules under traffic, while rules and order change and the agent is killed: what is allowed passes
-// without loss, what is not never does, and the counter has counted every packet once.
+// The built-in modules under traffic, while rules and order change and the agent is killed: permitted packets pass
+// without loss, denied ones never pass, and the counter has counted every packet once.
 func TestBuiltinsUnderTraffic(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(counter(0), firewall(0), n.stamp(1))
@@ -67,7 +67,7 @@ func TestBuiltinsUnderTraffic(t *testing.T) {
 	n.tidy()
 }
 
-// counted is what module traffic has counted of a protocol over IPv4.
+// counted returns the counts of module traffic for a protocol over IPv4.
 func (n *node) counted(service, direction, protocol string) uint64 {
 	n.T.Helper()
 	var report struct {
@@ -87,8 +87,8 @@ func (n *node) counted(service, direction, protocol string) uint64 {
 	return 0
 }
 
-// sendDenied sends datagrams to a port of web that no rule opens, until the function that it returns is called, which
-// reports how many; none of them may arrive.
+// sendDenied sends datagrams to a port of web that no rule permits, until the returned function is called, which
+// returns their number; none of them may arrive.
 func (n *node) sendDenied() func() uint64 {
 	n.T.Helper()
 	at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.web.Addr4(), 9))

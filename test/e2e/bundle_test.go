@@ -17,7 +17,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// unpacked is what is in an archive of kerb doctor.
+// unpacked returns the content of an archive of kerb doctor.
 func unpacked(t *testing.T, file string) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(file)
@@ -47,7 +47,7 @@ func unpacked(t *testing.T, file string) map[string]string {
 	}
 }
 
-// A bundle has what the node runs and what was changed, but no keys; without an agent it has the rest.
+// A bundle has the running modules and the recorded changes, but no keys; without an agent it has the rest.
 func TestBundle(t *testing.T) {
 	n := newRunningNode(t)
 	const key = "000102030405060708090a0b0c0d0e0f"

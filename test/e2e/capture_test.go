@@ -21,7 +21,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Wireshark shows what was dropped, where, by whom and why, and what passed.
+// Wireshark shows dropped packets with place, module and reason, and passed ones.
 func TestCaptures(t *testing.T) {
 	n := newRunningNode(t)
 	tshark, err := exec.LookPath("tshark")
@@ -112,7 +112,7 @@ func TestCaptures(t *testing.T) {
 	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
 }
 
-// tracesSlow traces packets whose modules took longer than most do.
+// tracesSlow traces packets whose modules took longer than usual.
 func (n *node) tracesSlow() {
 	n.T.Helper()
 	traced := func(flags ...string) (packets []v1.TracedPacket) {
@@ -159,7 +159,7 @@ func (n *node) tracesSlow() {
 	n.refused(n.kerb("trace", "--slower-than", "50"), 2, "slowerThan", "50us")
 }
 
-// checkNumbers checks that a packet has the same number at both chains that it meets, and each a different one.
+// checkNumbers checks that a packet has the same number at both of its chains, and each packet a different one.
 func checkNumbers(t *testing.T, tshark, file string) {
 	t.Helper()
 	out, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.packet_id").Output()
@@ -180,7 +180,7 @@ func checkNumbers(t *testing.T, tshark, file string) {
 	}
 }
 
-// tracesExpressions traces what expressions of tcpdump select of datagrams to db, to two ports.
+// tracesExpressions traces datagrams to db, to two ports, that tcpdump expressions select.
 func (n *node) tracesExpressions() {
 	n.T.Helper()
 	for expression, port := range map[string]string{"udp and not dst port 53": ":54 ", "udp[2:2] = 53": ":53 "} {
@@ -194,7 +194,7 @@ func (n *node) tracesExpressions() {
 	n.refused(n.kerb("trace", "inbound"), 2, "program", "inbound and outbound")
 }
 
-// keepsDrops checks the packets that are kept without a trace, which are all those that fw drops of db.
+// keepsDrops checks the packets that are kept without a trace, which are all those that fw drops at db.
 func (n *node) keepsDrops(shown func(file string) []string, want string) {
 	n.T.Helper()
 	n.wants("drops", []string{"--module", "fw", "--service", "db", "--port", "53"}, "db ingress", "udp ", ":53 len 46",
@@ -232,7 +232,7 @@ func (n *node) dropping(ports ...int) {
 	})
 }
 
-// datagrams sends some to each port of db from web until stop is closed.
+// datagrams sends some datagrams to each port of db from web until stop is closed.
 func (n *node) datagrams(stop <-chan struct{}, ports ...int) error {
 	return n.web.Do(func() error {
 		c, err := net.ListenPacket("udp4", netip.AddrPortFrom(n.web.Addr4(), 0).String())
@@ -243,7 +243,7 @@ func (n *node) datagrams(stop <-chan struct{}, ports ...int) error {
 		for {
 			for _, port := range ports {
 				to := netip.AddrPortFrom(n.db.Addr4(), uint16(port))
-				_, _ = c.WriteTo([]byte("kerb"), net.UDPAddrFromAddrPort(to)) // refused, where nothing listens
+				_, _ = c.WriteTo([]byte("kerb"), net.UDPAddrFromAddrPort(to)) // refused, if nothing listens
 			}
 			select {
 			case <-stop:

@@ -11,7 +11,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// An operator sees what broke a service, who did it, and takes it back.
+// An operator finds the change that broke a service, and its author, and reverts it.
 func TestChanges(t *testing.T) {
 	n := newRunningNode(t)
 	firewall := func(action string) v1.Module {
@@ -47,14 +47,14 @@ func TestChanges(t *testing.T) {
 	n.refused(n.kerb("changes", "--of", "chain/x"), 2, "--of")
 	n.refused(n.kerb("changes", "--limit", "0"), 2, "limit")
 
-	// the records outlive the agent, and numbers continue
+	// the records survive the agent, and numbers continue
 	n.Kill()
 	n.start()
 	n.must("revert", number, "--force")
 	n.wants("changes", nil, "reverts "+number, "create module/fw")
 }
 
-// wants checks for words in what a command prints.
+// wants checks that the output of a command contains words.
 func (n *node) wants(command string, args []string, words ...string) {
 	n.T.Helper()
 	out := n.must(command, args...)

@@ -27,13 +27,13 @@ import (
 )
 
 const (
-	zigbee   = 0x809a // the Ethernet type of frames of IEEE 802.15.4
+	zigbee   = 0x809a // the EtherType of frames of IEEE 802.15.4
 	attacker = 99
 	benign   = 6 // nodes 1 to 6
 )
 
-// rplFrame is an Ethernet frame around one of IEEE 802.15.4 with a compressed RPL message, to all nodes: DIS of code 0,
-// DIO of code 1.
+// rplFrame returns an Ethernet frame with an IEEE 802.15.4 frame that contains a compressed RPL message, to all nodes:
+// DIS for code 0, DIO for code 1.
 func rplFrame(node, sequence, code byte) []byte {
 	f := make([]byte, 14, 60)
 	for i := range 6 {
@@ -43,7 +43,7 @@ func rplFrame(node, sequence, code byte) []byte {
 	binary.BigEndian.PutUint16(f[12:], zigbee)
 	// data, PAN compressed, short destination, long source; little endian
 	f = append(f, 0x41, 0xc8, sequence, 0xcd, 0xab, 0xff, 0xff)
-	f = append(f, node, 0, 0, 0, 0, 0x4b, 0x12, 0) // EUI-64, backwards
+	f = append(f, node, 0, 0, 0, 0, 0x4b, 0x12, 0) // EUI-64, in reverse order
 	f = append(f, 0x7a, 0x3b, 58, 0x1a)            // IPHC: hop limit 64, link addresses, ICMPv6, ff02::1a
 	f = append(f, 155, code, 0, 0, 0, 0)           // ICMPv6: RPL
 	if code == 1 {
@@ -55,8 +55,8 @@ func rplFrame(node, sequence, code byte) []byte {
 
 func nodeName(node byte) string { return fmt.Sprintf("fe80::212:4b00:0:%x", node) }
 
-// radio is an RPL network behind a service: benign nodes send a DIO each 20 ms, the attacker a DIS. Another host hears
-// all that gets through.
+// radio is an RPL network behind a service: benign nodes send a DIO each 20 ms, the attacker a DIS. Another host
+// receives all frames that pass.
 type radio struct {
 	t          *testing.T
 	sent       [256]atomic.Uint32
@@ -128,7 +128,7 @@ func (r *radio) listen() {
 		}
 		if errors.Is(err, unix.EAGAIN) {
 			select {
-			case <-r.quit: // and nothing has come for a while
+			case <-r.quit: // and nothing has arrived for a while
 				return
 			default:
 			}
@@ -136,7 +136,7 @@ func (r *radio) listen() {
 	}
 }
 
-// finish ends it, and sees that all frames of benign nodes have arrived.
+// finish stops the radio, and checks that all frames of benign nodes have arrived.
 func (r *radio) finish() {
 	r.t.Helper()
 	r.end()
@@ -157,17 +157,17 @@ func (r *radio) end() {
 	})
 }
 
-// muted waits until nothing of the attacker gets through for a while.
+// muted waits until no frame of the attacker passes for a while.
 func (r *radio) muted() {
 	r.t.Helper()
 	wait.Until(r.t, "the attacker is dropped", func() bool {
 		before, sent := r.heard[attacker].Load(), r.sent[attacker].Load()
-		time.Sleep(200 * time.Millisecond) // the attacker sends meanwhile
+		time.Sleep(200 * time.Millisecond) // the attacker sends in the meantime
 		return r.heard[attacker].Load() == before && r.sent[attacker].Load() > sent
 	})
 }
 
-// writeModel writes a document by which more DIS than so many a window are an attack, and returns its path.
+// writeModel writes a model by which more than most DIS in a window are an attack, and returns its path.
 func (n *node) writeModel(version int, most float64, change ...string) string {
 	n.T.Helper()
 	text := fmt.Sprintf(
@@ -249,11 +249,11 @@ func guard(where string) v1.Module {
 		"hysteresis": map[string]any{"hits": 2, "of": 3}, "events": "positives"})
 }
 
-// An attacker in an RPL network behind a service is dropped, by models that are replaced, refused and rolled back under
-// load, through the end of the agent, and in user mode; no frame of the others is lost.
+// An attacker in an RPL network behind a service is dropped, by models that are replaced, rejected and rolled back
+// under load, through the end of the agent, and in user mode; no frame of the others is lost.
 func TestClassifier(t *testing.T) {
 	n := newRunningNode(t)
-	n.must("model", "load", n.writeModel(1, 1e6)) // to which nothing is an attack
+	n.must("model", "load", n.writeModel(1, 1e6)) // which classifies nothing as an attack
 	n.apply(guard("packet"))
 	n.Eventually("the model runs", func() bool { return n.runningVersion() == 1 })
 	air := startRadio(t, n.web, n.db)
@@ -305,7 +305,7 @@ func TestClassifier(t *testing.T) {
 	n.tidy()
 }
 
-// replaceModels changes the model ten times under load, adds a shadow, and goes back.
+// replaceModels changes the model ten times under load, adds a shadow model, and rolls back.
 func (n *node) replaceModels(air *radio) {
 	n.T.Helper()
 	before := get[v1.Module](n, "module", "guard").Status.Attachments[0].Chain
@@ -315,7 +315,7 @@ func (n *node) replaceModels(air *radio) {
 			n.T.Errorf("version %d runs after %d was loaded", got, version)
 		}
 	}
-	n.must("model", "load", n.writeModel(20, 3, `"dis"`, `"dio"`), "--name", "other") // to which all others are attackers
+	n.must("model", "load", n.writeModel(20, 3, `"dis"`, `"dio"`), "--name", "other") // classifies all others as attackers
 	n.Eventually("the shadow model disagrees", func() bool {
 		return query[map[string]float64](n, "agreement")["onlyShadow"] > 0
 	})
@@ -333,13 +333,13 @@ func (n *node) replaceModels(air *radio) {
 	air.muted()
 }
 
-// refuseModels tries models that cannot run; the one that runs continues.
+// refuseModels tries invalid models; the running one continues.
 func (n *node) refuseModels() {
 	n.T.Helper()
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, "[0, 1]", "[0, NaN]")), 2, "not JSON", "NaN")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"dis"`, `"disks"`)), 2, "disks", "dis")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"right": 2`, `"right": 7`)), 2, "trees[0]")
-	// valid by itself
+	// valid, but not for this module
 	r := n.kerb("model", "load", n.writeModel(30, 3, `"rpl"`, `"flow"`, `"dis"`, `"syn"`), "--name", "hello")
 	if r.code != 5 || !strings.Contains(r.stderr, "module guard: it is made for the extractor flow") {
 		n.T.Errorf("exit status %d: %s", r.code, r.stderr)
@@ -369,7 +369,7 @@ func (n *node) outliveAgent(air *radio) {
 	air.muted() // it continues, and is blocked again
 }
 
-// judgeInUser has the control plane run the models.
+// judgeInUser makes the control plane evaluate the models.
 func (n *node) judgeInUser(air *radio) {
 	n.T.Helper()
 	n.apply(guard("user"))

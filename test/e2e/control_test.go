@@ -19,7 +19,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// controlled makes a package: the data plane of stamp, whose stamp shows that a packet was processed, under the control
+// controlled builds a package: the data plane of stamp, whose stamp shows that a packet was processed, with the control
 // plane in testdata.
 func (n *node) controlled(version string) string {
 	n.T.Helper()
@@ -46,7 +46,7 @@ func mode(dir, mode string, generation int) v1.Module {
 	return module("bad", dir, "app=web", map[string]any{"mode": mode, "generation": generation})
 }
 
-// condition is one of a module's.
+// condition returns a condition of a module.
 func (n *node) condition(name string) v1.Condition {
 	n.T.Helper()
 	for _, c := range get[v1.Module](n, "module", name).Status.Conditions {
@@ -57,7 +57,7 @@ func (n *node) condition(name string) v1.Condition {
 	return v1.Condition{}
 }
 
-// reports waits until the module and the node say that its control plane is not well, and why.
+// reports waits until the module and the node report that its control plane is not healthy, and the reason.
 func (n *node) reports(reason string) {
 	n.T.Helper()
 	n.Eventually("module bad reports: "+reason, func() bool {
@@ -66,8 +66,8 @@ func (n *node) reports(reason string) {
 	})
 }
 
-// nodeTells waits for the sum of all control planes.
-func (n *node) nodeTells(reason string) {
+// nodeReports waits for the node's condition over all control planes.
+func (n *node) nodeReports(reason string) {
 	n.T.Helper()
 	n.Eventually("kerb status shows: "+reason, func() bool {
 		var s v1.NodeStatus
@@ -106,12 +106,12 @@ var misbehaviours = map[string]func(n *node, dir string){
 	"crash": func(n *node, dir string) {
 		change("crash")(n, dir)
 		n.reports("falls over")
-		n.nodeTells("falls over")
+		n.nodeReports("falls over")
 		n.reports("started again 2 times")
 	},
 	"hang": func(n *node, dir string) {
 		change("hang")(n, dir)
-		n.nodeTells("health")
+		n.nodeReports("health")
 		n.Eventually("the log says why it was ended", func() bool {
 			return strings.Contains(n.Log(), "did not answer 3 health checks")
 		})
@@ -120,7 +120,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 	"hang in compile": func(n *node, dir string) {
 		answered := make(chan result, 1)
 		go func() { answered <- n.tryApply(mode(dir, "hang-compile", 2)) }()
-		time.Sleep(time.Second) // of the 10 that it may take
+		time.Sleep(time.Second) // of the 10 s that it may take
 		n.must("status")
 		if len(answered) > 0 {
 			n.T.Error("kerb status has waited for a control plane that hung")
@@ -140,9 +140,9 @@ var misbehaviours = map[string]func(n *node, dir string){
 		begin := time.Now()
 		change("flood")(n, dir)
 		n.Eventually("it is in the log", func() bool { return len(n.Log()) > 100<<10 })
-		// The flood continues; what is logged of it is limited by time.
+		// The flood continues; its log lines are rate-limited.
 		time.Sleep(time.Second)
-		most := 1<<20 + int(time.Since(begin).Seconds()*100_000) // 100 lines at once, 10 a second
+		most := 1<<20 + int(time.Since(begin).Seconds()*100_000) // burst of 100 lines, then 10 per second
 		if size := len(n.Log()); size > most {
 			n.T.Errorf("the log has %d bytes after a flood, want %d at most", size, most)
 		}
@@ -150,7 +150,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 	"sick": func(n *node, dir string) {
 		change("sick")(n, dir)
 		n.reports("feels bad")
-		n.nodeTells("feels bad")
+		n.nodeReports("feels bad")
 	},
 	"files": func(n *node, dir string) {
 		for path, got := range n.query("open") {
@@ -179,7 +179,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 	},
 }
 
-// Whatever a control plane does, packets are processed, and the other modules and the agent are as before.
+// Any misbehaviour of a control plane leaves packets processed, and the other modules and the agent unaffected.
 func TestControlMisbehaves(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(misbehaviours)) {
 		do := misbehaviours[name]
@@ -206,7 +206,7 @@ func TestControlMisbehaves(t *testing.T) {
 	}
 }
 
-// A control plane that ends as soon as it starts has no module.
+// A module whose control plane ends immediately is not deployed.
 func TestControlEndsAtOnce(t *testing.T) {
 	n := newRunningNode(t)
 	dir := n.controlled("0.1.0")
@@ -220,7 +220,7 @@ func TestControlEndsAtOnce(t *testing.T) {
 	n.Eventually("its process is gone", func() bool { return len(n.children()) == 0 })
 }
 
-// children are the processes of the agent.
+// children returns the child processes of the agent.
 func (n *node) children() (pids []int) {
 	n.T.Helper()
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.PID()))
@@ -243,7 +243,7 @@ func gone(pids []int) bool {
 	return true
 }
 
-// Control planes end with their agent, with their module, and with everything.
+// Control planes end with their agent, with their module, and with a purge.
 func TestControlProcessesEnd(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(mode(n.controlled("0.1.0"), "", 1), counter(0))
@@ -285,7 +285,7 @@ func TestControlProcessesEnd(t *testing.T) {
 	}
 }
 
-// The process of the built-in modules is killed: it comes back, and the counter has lost nothing.
+// After a kill of the built-in modules' process it is restarted, and the counter has lost nothing.
 func TestControlSharedProcessKilled(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(counter(0), n.stamp(1))

@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// events returns what kerb events prints as JSON.
+// events returns the JSON output of kerb events.
 func (n *node) events() (all []v1.Event) {
 	n.T.Helper()
 	for lines := json.NewDecoder(strings.NewReader(n.must("events", "-o", "json"))); lines.More(); {
@@ -33,7 +33,7 @@ func (n *node) events() (all []v1.Event) {
 	return all
 }
 
-// happened waits for an event, as "service/web Ready NotFound".
+// happened waits for an event, such as "service/web Ready NotFound".
 func (n *node) happened(want string) (found v1.Event) {
 	n.T.Helper()
 	n.Eventually(want, func() bool {
@@ -47,7 +47,7 @@ func (n *node) happened(want string) (found v1.Event) {
 	return found
 }
 
-// What happens without a request, and what is refused, is found afterwards, also when the agent was restarted.
+// Events without a request, and rejected changes, are recorded, also when the agent was restarted.
 func TestEvents(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(counter(0))
@@ -102,7 +102,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// followed are lines of events that a client reads as they come.
+// followed are lines of events that a client reads as they arrive.
 type followed struct {
 	n    *node
 	what string
@@ -126,7 +126,7 @@ func (n *node) followEvents(what string, body io.Reader) *followed {
 	return f
 }
 
-// gets waits for an event, as "service/web Ready NotFound".
+// gets waits for an event, such as "service/web Ready NotFound".
 func (f *followed) gets(want string) (e v1.Event) {
 	f.n.T.Helper()
 	limit := time.After(nodetest.Patience)
@@ -145,7 +145,8 @@ func (f *followed) gets(want string) (e v1.Event) {
 	}
 }
 
-// Who follows gets events of services, control planes and refused changes while they happen, of all or of one resource.
+// A following client gets events of services, control planes and rejected changes when they happen, of all or of one
+// resource.
 func TestEventsAreFollowed(t *testing.T) {
 	n := newRunningNode(t)
 	n.happened("agent/ Agent Started")
@@ -203,8 +204,9 @@ func TestEventsAreFollowed(t *testing.T) {
 	}
 }
 
-// A client that reads nothing while more happens than the agent keeps gets, once it reads, how much it has lost.
-func TestEventsSayWhatIsLost(t *testing.T) {
+// A client that does not read while more events happen than the agent keeps gets the number of lost events when it
+// reads.
+func TestLostEventsAreReported(t *testing.T) {
 	n := newRunningNode(t)
 	body, err := client.New(n.Socket()).Stream(t.Context(), "/v1/events?follow=true&kind=Module")
 	if err != nil {

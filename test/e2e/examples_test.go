@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// example is a copy of one of the examples, built, in another version.
+// example builds a copy of one of the examples with another version.
 func example(t *testing.T, name, version string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -43,7 +43,7 @@ func editFile(t *testing.T, path, old, new string) {
 	}
 }
 
-// packets is what topports has counted for the port of the stream.
+// packets returns the count of topports for the port of the stream.
 func (n *node) packets() (count uint64) {
 	n.T.Helper()
 	var top struct {
@@ -63,7 +63,7 @@ func (n *node) packets() (count uint64) {
 	return count
 }
 
-// sickExample is version 0.3.0 of an example in Python, which is never healthy.
+// sickExample builds version 0.3.0 of an example in Python, which is never healthy.
 func (n *node) sickExample(name string) string {
 	n.T.Helper()
 	dir := example(n.T, name, "0.3.0")

@@ -13,7 +13,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// explain asks what would happen to a packet, and returns the lines of the answer.
+// explain runs kerb explain for a packet, and returns the lines of its output.
 func (n *node) explain(packet string, args ...string) (lines []string) {
 	n.T.Helper()
 	out := bufio.NewScanner(strings.NewReader(n.must("explain", append([]string{"packet", packet}, args...)...)))
@@ -23,7 +23,7 @@ func (n *node) explain(packet string, args ...string) (lines []string) {
 	return lines
 }
 
-// wantExplained checks the last line, and words of all of them.
+// wantExplained checks the last line, and words of all lines.
 func (n *node) wantExplained(packet, service, end string, words ...string) {
 	n.T.Helper()
 	lines := n.explain(packet, "--service", service)
@@ -37,7 +37,8 @@ func (n *node) wantExplained(packet, service, end string, words ...string) {
 	}
 }
 
-// What a packet would meet is what packets meet: rules of each direction, connections and virtual addresses that exist.
+// An explained packet has the result of a real one: rules of each direction, existing connections and virtual
+// addresses.
 func TestExplainPacket(t *testing.T) {
 	n := newRunningNode(t)
 	rules := []any{map[string]any{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80},
@@ -58,12 +59,12 @@ func TestExplainPacket(t *testing.T) {
 	n.wantExplained(fmt.Sprintf("icmp %s > %s type 13", out, db), "db", "is dropped by fw (policy)")
 	n.wantExplained(fmt.Sprintf("tcp [2001:db8::7]:4000 > [%s]:80", n.db.Addr6()), "db", "passes")
 
-	// from one service to another, by a virtual address: both of their firewalls judge it
+	// from one service to another, by a virtual address: the firewalls of both apply
 	by := func(port int) string { return fmt.Sprintf("tcp %s:40000 > %s:%d syn", web, virtual, port) }
 	n.wantExplained(by(80), "web", "passes", "web egress", fmt.Sprintf("> %s:80", db), "db ingress")
 	n.wantExplained(by(81), "web", "is dropped by fw (policy)", fmt.Sprintf("> %s:81", db), "db ingress")
 
-	// a connection that exists
+	// an existing connection
 	var server net.Listener
 	if err := n.db.Do(func() (err error) {
 		server, err = net.Listen("tcp4", netip.AddrPortFrom(db, 80).String())
@@ -80,7 +81,7 @@ func TestExplainPacket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	// its firewalls know its sequence numbers, and those of others pass
+	// its firewalls know its sequence numbers, and pass those of the other end
 	reply := fmt.Sprintf("tcp %s > ", server.Addr())
 	n.wantExplained(reply+c.LocalAddr().String()+" rst", "web", "is dropped by fw (invalid_state)", "px:next")
 	n.wantExplained(reply+netip.AddrPortFrom(web, 9).String()+" ack", "web", "is dropped by fw (policy)")

@@ -14,7 +14,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// second runs another agent to its end, which has to be an error.
+// second runs a second agent to its end, which must be an error.
 func (n *node) second(flags ...string) result {
 	n.T.Helper()
 	return n.kerb("agent", flags...)
@@ -40,7 +40,7 @@ func TestOneAgentPerNode(t *testing.T) {
 		"another kerb agent", n.BPF)
 	n.refused(n.second("--state", n.State, "--run", elsewhere, "--bpf", n.BPF+"-other", "--config", os.DevNull), 5,
 		"another kerb agent", n.State)
-	if err := os.Remove(n.BPF + "-other"); err != nil { // made before the store was examined
+	if err := os.Remove(n.BPF + "-other"); err != nil { // created before the store was opened
 		t.Error(err)
 	}
 	n.refused(n.kerb("purge", n.with("--run", elsewhere)...), 5, "another kerb agent", n.BPF)
@@ -49,14 +49,14 @@ func TestOneAgentPerNode(t *testing.T) {
 	}
 }
 
-func TestWhatIsAtTheSocketPath(t *testing.T) {
+func TestSocketPathInUse(t *testing.T) {
 	n := newRunningNode(t)
 	n.Kill()
 	if _, err := os.Lstat(n.Socket()); err != nil {
 		t.Fatalf("no stale socket after kill -9: %v", err)
 	}
 	n.refused(n.kerb("status"), 4, "no agent answers")
-	n.start() // in its place
+	n.start() // replaces it
 	n.Stop()
 	if err := os.WriteFile(n.Socket(), []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
@@ -78,7 +78,7 @@ func TestWhatIsAtTheSocketPath(t *testing.T) {
 	n.start()
 }
 
-// refusedAgent starts an agent that has to refuse; what it logs before its error is no matter.
+// refusedAgent starts an agent that must refuse to start; earlier log lines are ignored.
 func (n *node) refusedAgent(code int, says ...string) {
 	n.T.Helper()
 	n.refused(n.second(n.Flags()...), code, says...)
@@ -88,7 +88,7 @@ func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	n := newNode(t)
 	n.refused(n.second(n.with("--bpf", filepath.Join(n.Dir, "no", "bpffs"))...), 1, "no BPF file system", "mount -t bpf")
 	n.refused(n.second(n.with("--config", filepath.Join(n.Dir, "nowhere.yaml"))...), 1, "nowhere.yaml", "no such file")
-	relative := filepath.Join(n.Dir, "relative.yaml") // what is relative on the command line is so to where that is said
+	relative := filepath.Join(n.Dir, "relative.yaml") // paths in a file must be absolute
 	if err := os.WriteFile(relative, []byte("paths: {state: relative}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -107,13 +107,13 @@ func TestBadDirectoriesAndConfiguration(t *testing.T) {
 	}
 	deep := filepath.Join(n.BPF, "deep")
 	n.BPF, deep = deep, n.BPF
-	n.start() // makes directories of pins that are missing
+	n.start() // creates missing directories of pins
 	n.Stop()
 	n.must("purge", n.Flags()...)
 	n.BPF = deep
 }
 
-// smallDisk puts the state on a file system of its own, of so many KiB.
+// smallDisk puts the state on a separate file system of this size in KiB.
 func (n *node) smallDisk(options string) {
 	n.T.Helper()
 	if err := os.MkdirAll(n.State, 0o700); err != nil {
@@ -132,7 +132,7 @@ func (n *node) smallDisk(options string) {
 	})
 }
 
-// fill leaves no room on the disk of the state.
+// fill fills the disk of the state.
 func (n *node) fill() string {
 	n.T.Helper()
 	path := filepath.Join(n.State, "ballast")
@@ -147,7 +147,7 @@ func (n *node) fill() string {
 	return path
 }
 
-// large is a service that takes room in the store, and more than a record of its journal may have.
+// large returns a service that fills the store, and exceeds a record of its journal.
 func (n *node) large() v1.Service {
 	s := service(n.db)
 	for i := range 700 {
@@ -157,7 +157,7 @@ func (n *node) large() v1.Service {
 	return s
 }
 
-// With a full disk a change is refused as a whole, also what the kernel had taken; with room it succeeds.
+// With a full disk a change is rejected as a whole, including its changes in the kernel; with free space it succeeds.
 func TestDiskFullWhileApplying(t *testing.T) {
 	n := newNode(t)
 	n.smallDisk("size=1m")
@@ -185,11 +185,11 @@ func TestDiskFullWhileApplying(t *testing.T) {
 	}
 	n.apply(n.large(), n.stamp(3))
 	n.Eventually("packets meet the new generation", func() bool { return udp.generation() == 3 })
-	udp.finish(1, 2, 3) // generation 2 ran until the store refused it
+	udp.finish(1, 2, 3) // generation 2 ran until the store rejected it
 	n.tidy()
 }
 
-// On a full disk without a store no agent starts, and nothing half is left that a later one stumbles over.
+// On a full disk without a store no agent starts, and no partial files prevent a later start.
 func TestDiskFullAtFirstStart(t *testing.T) {
 	n := newNode(t)
 	n.smallDisk("size=64k")
@@ -202,7 +202,7 @@ func TestDiskFullAtFirstStart(t *testing.T) {
 	n.apply(n.both())
 }
 
-// A state directory that can only be read: chains are adopted and services followed, changes refused.
+// Read-only state directory: chains are adopted and services followed, changes are rejected.
 func TestReadOnlyState(t *testing.T) {
 	n := newNode(t)
 	n.smallDisk("size=1m")
@@ -232,7 +232,7 @@ func TestReadOnlyStateAtFirstStart(t *testing.T) {
 	n.refusedAgent(1, n.State, "can only be read")
 }
 
-// A damaged store is set aside and reported; traffic continues over the chains that ran until modules are applied.
+// A damaged store is renamed and reported; traffic continues with the running chains until modules are applied.
 func TestCorruptStore(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.stamp(1), n.pass("count", "*"))

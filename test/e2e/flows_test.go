@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// flows are what kerb flows prints as JSON.
+// flows returns the JSON output of kerb flows.
 func (n *node) flows(args ...string) (flows []v1.Flow, missing []v1.MissingFlows) {
 	n.T.Helper()
 	return n.readFlows(strings.NewReader(n.must("flows", append(args, "-o", "json")...)))
@@ -40,8 +40,8 @@ func (n *node) readFlows(r io.Reader) (flows []v1.Flow, missing []v1.MissingFlow
 	}
 }
 
-// An operator sees who talks to whom, of both services, while they talk and afterwards, also after the agent was
-// killed. The flood of one service does not take the room of others.
+// An operator gets the flows of both services, while they are active and afterwards, also after the agent was killed.
+// The flood of one service does not displace flows of others.
 func TestFlows(t *testing.T) {
 	n := newRunningNode(t)
 	n.refused(n.kerb("flows"), 5, "no module records flows", "package: flows")
@@ -96,7 +96,7 @@ func TestFlows(t *testing.T) {
 		got, _ = n.flows("--service", "web", "--protocol", "udp", "--port", "9")
 		return len(got) == 1 && got[0].Dropped > 10
 	})
-	stop() // a packet that is under way is counted, and its drop is not
+	stop() // a packet in flight is counted, and its drop is not
 	if got, _ = n.flows("--service", "web", "--protocol", "udp", "--port", "9"); len(got) != 1 {
 		t.Fatalf("%+v", got)
 	}
@@ -121,7 +121,7 @@ func TestFlows(t *testing.T) {
 	n.tidy()
 }
 
-// followFlows checks that flows come while they have packets.
+// followFlows checks that flows are printed while they have packets.
 func (n *node) followFlows() {
 	n.T.Helper()
 	var first *v1.Flow
@@ -130,7 +130,7 @@ func (n *node) followFlows() {
 			first = l.Flow
 			return false
 		}
-		return l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 // it began later
+		return l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 // it started later
 	}, "--service", "web")
 }
 
@@ -174,8 +174,8 @@ func (n *node) flowsInFiles() {
 	n.refused(n.kerb("flows", "-f", "--file", path, "--max-size", "1Ki"), 2, "at least 4Ki")
 }
 
-// followMissing checks that a client that follows gets what is missing of each service. The numbers differ each second:
-// that the same ones come once is for TestMissingFlowsComeOnce.
+// followMissing checks that a following client gets the missing counts of each service. They differ each second:
+// TestMissingFlowsComeOnce checks that equal counts are sent once.
 func (n *node) followMissing(services ...string) {
 	n.T.Helper()
 	var first *v1.Flow
@@ -195,7 +195,7 @@ func (n *node) followMissing(services ...string) {
 	}
 }
 
-// eachFlow passes on what comes until it is enough.
+// eachFlow calls take for each line until it returns true.
 func (n *node) eachFlow(take func(v1.FlowLine) (done bool), flags ...string) {
 	n.T.Helper()
 	c := n.Command(n.T.Context(), append([]string{"flows", "--follow", "-o", "json"}, flags...)...)

@@ -14,7 +14,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// history is what kerb history prints as JSON.
+// history is the JSON output of kerb history.
 type history struct {
 	Step   int
 	Times  []float64
@@ -38,12 +38,12 @@ func (n *node) sampled(of string, series v1.Series) (h history, values v1.Values
 	return h, nil
 }
 
-// An operator reads what happened before: of the services, the modules and the agent. It survives the agent, and
-// goes into Prometheus.
+// An operator reads the history of the services, the modules and the agent. It survives the agent, and can be imported
+// into Prometheus.
 func TestHistory(t *testing.T) {
 	n := newRunningNode(t)
 	n.refused(n.kerb("history"), 5, "the history is off", "history: {}")
-	n.wants("top", []string{"modules", "--count", "1"}, "MODULE", "REDIRECT/S") // which needs no history
+	n.wants("top", []string{"modules", "--count", "1"}, "MODULE", "REDIRECT/S") // needs no history
 	n.Stop()
 	n.Configure("history: {}\n")
 	n.start()
@@ -67,7 +67,7 @@ func TestHistory(t *testing.T) {
 		return len(values) > 0 && values[len(values)-1] > 100
 	})
 	took := v1.Series{Name: "kerb_module_latency_p99_seconds", Module: "fw", Direction: "ingress"}
-	n.Eventually("the time that the module takes is sampled", func() bool { // of one packet in 4,096 on a CPU
+	n.Eventually("the time that the module takes is sampled", func() bool { // one packet in 4,096 on a CPU
 		n.floods(n.db, n.web, 9, 4096)
 		_, values := n.sampled("fw", took)
 		return slices.ContainsFunc(values, func(seconds float32) bool { return seconds > 0 && seconds < 0.01 })
@@ -96,7 +96,7 @@ func TestHistory(t *testing.T) {
 	file, blocks := filepath.Join(dir, "node.om"), filepath.Join(dir, "data")
 	err := os.WriteFile(file, []byte(n.must("history", "-o", "openmetrics")), 0o600)
 	if err == nil {
-		err = os.MkdirAll(filepath.Join(blocks, "wal"), 0o700) // promtool tsdb dump wants it
+		err = os.MkdirAll(filepath.Join(blocks, "wal"), 0o700) // promtool tsdb dump requires it
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// follow reads a sample a second, of a series that is not zero.
+// follow reads one sample per second, of a series that is not zero.
 func (n *node) follow(of string, series v1.Series) {
 	n.T.Helper()
 	c := n.Command(n.T.Context(), "history", of, "--follow", "-o", "json")

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// A mistake is a file or package that has to be refused, and what has to be said about it.
+// mistake is a file or package that must be rejected, and the expected error.
 type mistake struct {
 	text string // of the file that is applied
 	code int
@@ -26,7 +26,8 @@ func packageSpec(dir string) string {
 	return yamlModule("{package: " + dir + ", attach: {services: '*'}}")
 }
 
-// Whatever is wrong with a file, one sentence reports it, the exit status shows its kind, and the old state runs on.
+// An invalid file causes one sentence as error, the exit status shows the kind of error, and the old state stays in
+// force.
 func TestBadInput(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
@@ -59,7 +60,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// All that one file has wrong is reported at once, each mistake with its place, whatever kind of resource it is in.
+// All errors of one file are reported together, each with its position, for all kinds of resources.
 func TestAllMistakesAtOnce(t *testing.T) {
 	n := newRunningNode(t)
 	path := filepath.Join(n.Dir, "input.yaml")
@@ -151,7 +152,7 @@ func tcOnly(t *testing.T) string {
 	})
 }
 
-// badPackages are directories in which something is wrong.
+// badPackages returns invalid package directories.
 func badPackages(t *testing.T) map[string]mistake {
 	t.Helper()
 	edited := func(old, replacement string, says ...string) mistake {
@@ -198,7 +199,7 @@ func withoutObject(t *testing.T) mistake {
 	return mistake{packageSpec(dir), 2, []string{"Module x: spec.package", "pass.tc.o", "kerb package build " + dir}}
 }
 
-// The log of the verifier is kept in a file, or printed with -v, the sentence last.
+// The log of the verifier is written to a file, or printed with -v, followed by the sentence.
 func TestVerifierLog(t *testing.T) {
 	n := newRunningNode(t)
 	bad := module("x", testPackage(t, "bad"), "*", nil)
@@ -224,7 +225,8 @@ func TestVerifierLog(t *testing.T) {
 	}
 }
 
-// The same name with other content is a change, never a second resource; the command line checks files before it sends.
+// The same name with another content is an update, never a second resource; the command line validates files before it
+// sends them.
 func TestNameTakenByAnother(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("x", "*"))

@@ -19,7 +19,7 @@ import (
 
 const ctrlPort = 5005
 
-// numbered sends datagrams that say which they are, from a host.
+// numbered sends numbered datagrams from a host.
 type numbered struct {
 	t    *testing.T
 	conn *net.UDPConn
@@ -51,7 +51,7 @@ func (s *numbered) send(count int) {
 	}
 }
 
-// receives reads the next packets of a class, which are the numbers from first on.
+// receives reads the next packets of a class, and checks that they are numbered consecutively from first.
 func receives(t *testing.T, r *intercept.Receiver, first, count int) {
 	t.Helper()
 	packets := make([]intercept.Packet, 32)
@@ -80,15 +80,16 @@ func nothingComes(t *testing.T, r *intercept.Receiver) {
 	}
 }
 
-// stealing has a watchdog of more than the programs of the tests do anything else, such as to kill the agent.
+// stealing returns a config whose watchdog exceeds any other operation of the test's programs, such as killing the
+// agent.
 func stealing(ports ...int) map[string]any {
 	class := map[string]any{"name": "ctrl", "action": "steal", "watchdog": "20s", "match": map[string]any{
 		"protocol": "udp", "ports": ports, "payload": []any{map[string]any{"offset": 0, "bytes": "4354524c"}}}}
 	return map[string]any{"classes": []any{class}}
 }
 
-// A program has a class's packets through everything that happens to the module: control messages, another program, a
-// new configuration, the end of the agent.
+// A program receives a class's packets during all changes of the module: control messages, another program, a new
+// configuration, the end of the agent.
 func TestInterceptPrograms(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort)))
@@ -121,7 +122,7 @@ func TestInterceptPrograms(t *testing.T) {
 	if _, err := intercept.Open(socket, "ctrl", options); err == nil || !strings.Contains(err.Error(), "has a consumer") {
 		t.Errorf("a second program: %v", err)
 	}
-	r.Release() // else they come to the second one again
+	r.Release() // otherwise the second program gets them again
 	options.Takeover = true
 	taker, err := intercept.Open(socket, "ctrl", options)
 	if err != nil {
@@ -136,7 +137,7 @@ func TestInterceptPrograms(t *testing.T) {
 	receives(t, r, first+3, 4)
 
 	n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort, 6000)))
-	nothingComes(t, r) // it goes along
+	nothingComes(t, r) // the class follows the program
 	s.send(5)
 	receives(t, r, first+7, 5)
 

@@ -24,7 +24,7 @@ const (
 	tcxEgress  = ebpf.AttachTCXEgress  // to the service
 )
 
-// hooks describes what an operator sees on a service's interface: modules and program id by hook.
+// hooks returns the modules and program id that an operator sees on a service's interface, by hook.
 func (n *node) hooks(name string) map[string]string {
 	n.T.Helper()
 	out := map[string]string{}
@@ -36,7 +36,7 @@ func (n *node) hooks(name string) map[string]string {
 	return out
 }
 
-// programs are the ids of all running chains by attach point, with the modules.
+// programs returns the ids of all running chains by attach point, with the modules.
 func (n *node) programs() string {
 	n.T.Helper()
 	var out []string
@@ -49,7 +49,7 @@ func (n *node) programs() string {
 	return strings.Join(out, " ")
 }
 
-// settled waits until the agent has examined the node and all modules are where they belong.
+// settled waits until the agent has reconciled the node and all modules are attached.
 func (n *node) settled(instances map[string]int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {
@@ -62,7 +62,7 @@ func (n *node) settled(instances map[string]int) {
 	})
 }
 
-// attached asks the kernel, not the agent: the TCX programs on the node's end of a host's veth.
+// attached queries the kernel, not the agent, for the TCX programs on the node's end of a host's veth.
 func (n *node) attached(h *netlab.Host, at ebpf.AttachType) (ids []ebpf.ProgramID) {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -81,7 +81,7 @@ func (n *node) attached(h *netlab.Host, at ebpf.AttachType) (ids []ebpf.ProgramI
 	return ids
 }
 
-// pinned lists the pins of the node.
+// pinned returns the pins of the node.
 func (n *node) pinned() []string {
 	n.T.Helper()
 	var out []string
@@ -97,8 +97,8 @@ func (n *node) pinned() []string {
 	return out
 }
 
-// tidy checks that no pins are left but those of chains that run or are ready to, the map sets in them, and one
-// map set of each module that runs nowhere.
+// tidy checks that the only pins are those of running or prepared chains, of their map sets, and one map set of each
+// module that is not attached.
 func (n *node) tidy() {
 	n.T.Helper()
 	used := map[string]bool{}
@@ -132,7 +132,7 @@ func (n *node) tidy() {
 	}
 }
 
-// mapID is the kernel's id of a map of a module; the module must have one map set.
+// mapID returns the kernel's id of a map of a module, which must have one map set.
 func (n *node) mapID(module, name string) ebpf.MapID {
 	n.T.Helper()
 	paths, _ := filepath.Glob(filepath.Join(n.BPF, "modules", module, "*", name))
@@ -159,7 +159,7 @@ type objects struct {
 	links    map[link.ID]bool
 }
 
-// objects finds everything that the pins of the node hold in the kernel.
+// objects returns the kernel objects that the pins of the node hold.
 func (n *node) objects() objects {
 	n.T.Helper()
 	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}}
@@ -176,8 +176,8 @@ func (n *node) objects() objects {
 	return o
 }
 
-// isProgram distinguishes programs among the pins from maps: by their names, and on sockets the member stands for a
-// program, too.
+// isProgram reports whether a pin is a program rather than a map, by its name. On sockets, a member also stands for a
+// program.
 func isProgram(path string) bool {
 	name := filepath.Base(path)
 	if !strings.Contains(path, "/chains/sockets_") {
@@ -234,7 +234,7 @@ func (o objects) addMap(t *testing.T, path string) {
 	o.maps[id] = true
 }
 
-// alive lists which of the objects the kernel still has, and all programs that use one of the maps, pinned or not.
+// alive returns the objects that still exist in the kernel, and all programs that use one of the maps, pinned or not.
 func (o objects) alive() []string {
 	var out []string
 	for id := ebpf.ProgramID(0); ; {
@@ -273,7 +273,7 @@ func (o objects) uses(info *ebpf.ProgramInfo) bool {
 	return slices.ContainsFunc(used, func(id ebpf.MapID) bool { return o.maps[id] })
 }
 
-// copyPackage is a package of the tests in a directory of its own, its manifest changed.
+// copyPackage copies a package of the tests to a new directory, with an edited manifest.
 func copyPackage(t *testing.T, name string, edit func(manifest string) string) string {
 	t.Helper()
 	return copyPackageIn(t, testPackage(t, name), edit)

@@ -44,11 +44,10 @@ func build(dir string) error {
 		"-ldflags=-s -X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer")
 }
 
-// expedited is the one setting of the kernel that the agent changes, for moments only.
+// expedited is the only kernel setting that the agent changes, each time for a moment.
 const expedited = "/sys/kernel/rcu_expedited"
 
-// restedSetting is the value while no agent changes it: others on the machine, too, set it to 1, for a moment each
-// time.
+// restedSetting returns the value while no agent changes it: other agents on the machine also set it to 1 for a moment.
 func restedSetting() string {
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		now, _ := os.ReadFile(expedited)

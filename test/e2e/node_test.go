@@ -26,7 +26,7 @@ type node struct {
 	cgroup   string // of services; empty for the root
 }
 
-// newNode makes a node; its agent is not started yet.
+// newNode returns a node; its agent is not started yet.
 func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: nodetest.New(t)}
@@ -34,7 +34,7 @@ func newNode(t *testing.T) *node {
 	return n
 }
 
-// newRunningNode is a node whose agent knows the services.
+// newRunningNode returns a node whose agent knows the services.
 func newRunningNode(t *testing.T) *node {
 	t.Helper()
 	n := newNode(t)
@@ -43,13 +43,13 @@ func newRunningNode(t *testing.T) *node {
 	return n
 }
 
-// start runs an agent and returns when it answers.
+// start starts an agent and waits until it responds.
 func (n *node) start(flags ...string) {
 	n.T.Helper()
 	n.Start(append(flags, "--cgroup", n.cgroup)...)
 }
 
-// result is what a command of the operator answered.
+// result is the result of a command of the operator.
 type result struct {
 	stdout, stderr string
 	code           int
@@ -78,7 +78,7 @@ func (n *node) input(stdin, command string, args ...string) result {
 	return r
 }
 
-// complaint is what a command says on standard error but for warnings: of selectors that match nothing yet, of budgets.
+// complaint returns the standard error of a command without warnings about selectors without matches and about budgets.
 func (r result) complaint() (out string) {
 	for line := range strings.Lines(r.stderr) {
 		if !strings.HasPrefix(line, "warning: ") {
@@ -88,7 +88,7 @@ func (r result) complaint() (out string) {
 	return out
 }
 
-// must returns the answer of a command that has to succeed, and to say nothing else.
+// must returns the output of a command, which must succeed without further messages.
 func (n *node) must(command string, args ...string) string {
 	n.T.Helper()
 	r := n.kerb(command, args...)
@@ -98,7 +98,7 @@ func (n *node) must(command string, args ...string) string {
 	return r.stdout
 }
 
-// refused checks that a command fails as it should: exit status, words on standard error, nothing on standard output.
+// refused checks that a command fails correctly: exit status, words on standard error, nothing on standard output.
 func (n *node) refused(r result, code int, says ...string) {
 	n.T.Helper()
 	if r.code != code {
@@ -114,7 +114,7 @@ func (n *node) refused(r result, code int, says ...string) {
 	}
 }
 
-// apply gives resources to the agent as a file.
+// apply applies resources as a file.
 func (n *node) apply(resources ...any) {
 	n.T.Helper()
 	if r := n.tryApply(resources...); r.code != 0 || r.complaint() != "" {
@@ -156,7 +156,7 @@ var service, module = kerbnode.Service, kerbnode.Module
 
 func (n *node) both() []v1.Service { return []v1.Service{service(n.web), service(n.db)} }
 
-// testPackage is a package of the data plane's own tests, as an operator names it.
+// testPackage returns the path of a package of the data plane's own tests.
 func testPackage(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := filepath.Abs("../../internal/dataplane/testdata/" + name)

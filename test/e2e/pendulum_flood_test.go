@@ -18,11 +18,11 @@ import (
 )
 
 const (
-	floodRate  = "50000" // LOG messages a second: ten times what a CPU works on, which takes 200 us for each
+	floodRate  = "50000" // LOG messages per second: ten times what a CPU can process at 200 us each
 	worldFirst = "60"    // real-time priority of sensors and plant, which do not wait for a controller
 )
 
-// way is one of the example's controller to get its messages.
+// way is a way in which the example's controller receives its messages.
 type way struct {
 	name string
 	kerb bool
@@ -40,11 +40,11 @@ var ways = []way{
 }
 
 // In a flood of LOG messages to its port, a controller with one socket loses most states and answers the others too
-// late, at real-time priority, too: the pendulum falls. Through Kerb no state is lost, and it stands, also while all
-// CPUs are busy; the controller has most states at real-time priority, and more than a few at any.
+// late, also at real-time priority: the pendulum falls. Through Kerb no state is lost, and it stands, also while all
+// CPUs are busy; the controller receives most states at real-time priority, and more than a few at any.
 func TestPendulumInAFlood(t *testing.T) {
 	l := newModule(t)
-	plain := l.Host("plain") // which the agent does not know
+	plain := l.Host("plain") // unknown to the agent
 	sensors, controller := compileC(t, pendulum+"sensors.c"), compileC(t, pendulum+"controller.c")
 	for round := range 2 {
 		for _, loops := range []int{0, 8 * runtime.NumCPU()} {
@@ -69,14 +69,14 @@ func TestPendulumInAFlood(t *testing.T) {
 	}
 }
 
-// on has the loop's errors be those of a test, until what it returns is called.
+// on reports errors of the loop in a subtest, until the returned function is called.
 func (l *loop) on(t *testing.T) (back func()) {
 	before := l.T
 	l.T = t
 	return func() { l.T = before }
 }
 
-// flood starts LOG messages, and returns when there is no room for further ones.
+// flood starts LOG messages, and returns when the receiver's queue is full.
 func (l *loop) flood(program string, to *netlab.Host, w way) (end func()) {
 	l.T.Helper()
 	full := l.socketIsFull
@@ -87,7 +87,7 @@ func (l *loop) flood(program string, to *netlab.Host, w way) (end func()) {
 		})
 		lost := l.class("log").Lost
 		full = func() bool { return l.class("log").Lost > lost }
-	case w.want == "": // its socket may always have room
+	case w.want == "": // its socket may never be full
 		full = func() bool { return l.received(to) > 10000 }
 	}
 	var sensors *exec.Cmd
@@ -95,7 +95,7 @@ func (l *loop) flood(program string, to *netlab.Host, w way) (end func()) {
 		to.Addr4().String()); err != nil {
 		l.T.Fatal(err)
 	}
-	l.T.Cleanup(func() { // also of a test that fails meanwhile
+	l.T.Cleanup(func() { // also if the test fails before
 		_ = sensors.Process.Kill()
 		_ = sensors.Wait()
 	})
@@ -103,7 +103,7 @@ func (l *loop) flood(program string, to *netlab.Host, w way) (end func()) {
 	return func() { _ = sensors.Process.Kill() }
 }
 
-// ofNetwork is a line of a table that the controller's network namespace has in /proc.
+// ofNetwork returns a line of a table in /proc of the controller's network namespace.
 func (l *loop) ofNetwork(table string, is func(fields []string) bool) []string {
 	l.T.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", l.controller.Process.Pid, table))
@@ -119,14 +119,14 @@ func (l *loop) ofNetwork(table string, is func(fields []string) bool) []string {
 	return nil
 }
 
-// socketIsFull reports that the controller's socket has dropped messages.
+// socketIsFull reports whether the controller's socket has dropped messages.
 func (l *loop) socketIsFull() bool {
 	l.T.Helper()
 	fields := l.ofNetwork("udp", func(fields []string) bool { return strings.HasSuffix(fields[1], ":138D") }) // 5005
 	return fields[len(fields)-1] != "0"
 }
 
-// received is how many packets have come to the controller's host.
+// received returns the number of packets that have reached the controller's host.
 func (l *loop) received(h *netlab.Host) int {
 	l.T.Helper()
 	n, err := strconv.Atoi(l.ofNetwork("dev", func(fields []string) bool { return fields[0] == h.Interface()+":" })[2])
@@ -138,7 +138,7 @@ func (l *loop) received(h *netlab.Host) int {
 
 var plantSays = regexp.MustCompile(`^(stood|fell) .* of (\d+) states answered\n$`)
 
-// checkInFlood has the plant run for a second, or until it falls.
+// checkInFlood runs the plant for a second, or until the pendulum falls.
 func (l *loop) checkInFlood(w way, at *netlab.Host) {
 	l.T.Helper()
 	before := loopClass{}
@@ -174,8 +174,8 @@ func (l *loop) checkInFlood(w way, at *netlab.Host) {
 		l.T.Errorf("of %d states %d came to the controller, %d to the law, %d were lost", states, read, law,
 			now.Lost-before.Lost)
 	}
-	// With a controller that never reads, these are the 3 until the kernel answers. Measured are 191 of 1,000 or more, and
-	// at SCHED_FIFO 988.
+	// With a controller that never reads, these are the 3 until the kernel answers. The measured minimum is 191 of 1,000,
+	// and at SCHED_FIFO 988.
 	least := states / 50
 	if slices.Contains(w.args, "-f") {
 		least = states / 2

@@ -23,7 +23,7 @@ import (
 
 const pendulum = "../../examples/intercept-pendulum/"
 
-// compileC makes a program of an example in C.
+// compileC compiles a C program of an example.
 func compileC(t *testing.T, source string) string {
 	t.Helper()
 	clang, err := pkgs.FindClang(t.Context(), "")
@@ -43,21 +43,21 @@ func compileC(t *testing.T, source string) string {
 	return out
 }
 
-// loop is the pendulum of the example, whose controller runs in web and has the class of a module.
+// loop is the pendulum of the example, whose controller runs in web and receives the class of a module.
 type loop struct {
 	*node
 	plant      string
 	controller *exec.Cmd
 }
 
-// loopClass is what `kerb intercept classes` says of a class.
+// loopClass is the output of `kerb intercept classes` for a class.
 type loopClass struct {
 	Name                               string
 	Delivered, Lost, Unread, Fallbacks uint64
 	Program                            *struct{ Received uint64 }
 }
 
-// newModule is a node with the example's module and no controller yet.
+// newModule returns a node with the example's module, without a controller.
 func newModule(t *testing.T) *loop {
 	t.Helper()
 	l := &loop{node: newRunningNode(t), plant: compileC(t, pendulum+"plant.c")}
@@ -66,7 +66,7 @@ func newModule(t *testing.T) *loop {
 	return l
 }
 
-// socket is where the controller gets its class.
+// socket returns the socket by which the controller attaches to its class.
 func (l *loop) socket() string { return filepath.Join(l.Run, "modules", "pendulum.sock") }
 
 func newLoop(t *testing.T) *loop {
@@ -78,7 +78,7 @@ func newLoop(t *testing.T) *loop {
 	return l
 }
 
-// startController returns when the controller has its port.
+// startController returns when the controller has opened its port.
 func (l *loop) startController(h *netlab.Host, program string, args ...string) {
 	l.T.Helper()
 	out, err := start(h, &l.controller, program, args...)
@@ -138,7 +138,7 @@ func (l *loop) stands(seconds string, meanwhile func()) bool {
 	if err != nil {
 		l.T.Fatal(err)
 	}
-	time.Sleep(500 * time.Millisecond) // of its time
+	time.Sleep(500 * time.Millisecond) // of its run time
 	meanwhile()
 	line, _ := out.ReadString('\n')
 	l.T.Logf("plant: %s", strings.TrimSpace(line))
@@ -156,8 +156,8 @@ func (l *loop) signal(s unix.Signal) {
 	}
 }
 
-// The pendulum's law in the kernel keeps it upright while its controller is stopped in the middle of its work, and the
-// controller takes over when it is back. Without the law it falls.
+// The pendulum's law in the kernel keeps it upright while its controller is stopped, and the controller continues when
+// it runs again. Without the law the pendulum falls.
 func TestPendulumStandsWithoutItsController(t *testing.T) {
 	l := newLoop(t)
 	if !l.stands("1", func() {}) {
@@ -170,7 +170,7 @@ func TestPendulumStandsWithoutItsController(t *testing.T) {
 	if !l.stands("2", func() { l.signal(unix.SIGSTOP) }) {
 		t.Error("it fell when its controller was stopped")
 	}
-	// 1500 steps or so; those of the deadline's time are in the ring
+	// about 1500 steps; those within the deadline are in the ring
 	after := l.class("ctrl")
 	if n := after.Fallbacks - before.Fallbacks; n < 1000 {
 		t.Errorf("%d answers of the law: %+v", n, after)
@@ -189,14 +189,14 @@ func TestPendulumStandsWithoutItsController(t *testing.T) {
 	l.signal(unix.SIGCONT)
 }
 
-// withoutFallback cuts the example's law out.
+// withoutFallback removes the law from the example.
 func withoutFallback(text string) string {
 	before, rest, _ := strings.Cut(text, "        fallback:")
 	_, after, _ := strings.Cut(rest, "          to: 4\n")
 	return before + after
 }
 
-// It stands while all CPUs are busy with the work of others.
+// It stands while all CPUs are busy with other work.
 func TestPendulumStandsUnderStress(t *testing.T) {
 	l := newLoop(t)
 	end := busy(t, 2*runtime.NumCPU())
@@ -209,7 +209,7 @@ func TestPendulumStandsUnderStress(t *testing.T) {
 	}
 }
 
-// busy starts endless loops, and returns what ends them.
+// busy starts endless loops; end stops them.
 func busy(t *testing.T, n int) (end func()) {
 	t.Helper()
 	var all []*exec.Cmd

@@ -15,9 +15,9 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// The agent of an earlier build is replaced by this one under traffic: its state and its pinned programs are taken
-// over, no packet is lost or counted twice, and the modules can be changed afterwards, among them a package that the
-// earlier build compiled. make test-upgrade builds the earlier one, in its tree.
+// The agent of an earlier build is replaced by this one under traffic: its state and its pinned programs are adopted,
+// no packet is lost or counted twice, and the modules can be changed afterwards, including a package that the earlier
+// build compiled. make test-upgrade builds the earlier one, in its tree.
 func TestUpgradeOfBuild(t *testing.T) {
 	earlier := os.Getenv("KERB_EARLIER")
 	if earlier == "" {
@@ -62,7 +62,7 @@ func (n *node) isReady(module string) bool {
 	})
 }
 
-// orders are the modules of each chain, in their order.
+// orders returns the modules of each chain in order.
 func (n *node) orders() map[string]string {
 	n.T.Helper()
 	var chains []v1.Chain

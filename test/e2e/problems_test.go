@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// kerb status lists modules that break the promises of their packages, with the exit status that scripts ask for.
+// kerb status lists modules that violate their package's declared verdicts, with the exit status that scripts check.
 func TestProblemsOfModules(t *testing.T) {
 	n := newRunningNode(t)
 	n.must("status", "--exit-code")

@@ -53,7 +53,7 @@ func TestPurge(t *testing.T) {
 				t.Errorf("purge says %q", out)
 			}
 			n.checkPurged(o)
-			n.start() // the desired state is still there
+			n.start() // the desired state still exists
 			n.settled(map[string]int{"stamp": 1, "count": 4})
 			n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort))) // has a socket
 			o = n.objects()
@@ -70,7 +70,7 @@ func TestPurge(t *testing.T) {
 					t.Errorf("%s is still there", dir)
 				}
 			}
-			n.must("purge", n.Flags()...) // nothing there is no error
+			n.must("purge", n.Flags()...) // purging nothing is not an error
 		})
 	}
 }

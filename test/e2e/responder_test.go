@@ -22,7 +22,7 @@ import (
 
 const signPort = 8080
 
-// signState is what the module reports its sign.
+// signState is the module's report of its sign.
 type signState struct {
 	State struct {
 		Cars     int64
@@ -30,8 +30,8 @@ type signState struct {
 	}
 }
 
-// askSign asks for the speed limit from a host, and returns it; no process listens on the port, so that only the kernel
-// answers.
+// askSign queries the speed limit from a host, and returns it. No process listens on the port, so that only the kernel
+// can answer.
 func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
 	n.T.Helper()
 	var conn *net.UDPConn
@@ -90,7 +90,7 @@ func (n *node) signEvents(ctx context.Context) <-chan signState {
 	return out
 }
 
-// On native XDP of a veth replies get to a client that has not been prepared for them: the agent enables NAPI on it.
+// On native XDP of a veth, replies reach an unprepared client: the agent enables NAPI on it.
 func TestResponderOnXDP(t *testing.T) {
 	n := newNode(t)
 	n.start()
@@ -119,8 +119,8 @@ func TestResponderOnXDP(t *testing.T) {
 	n.tidy()
 }
 
-// The kernel answers for a service, with and without the agent; the count continues through a restart and a change of
-// the config, can be set, and is streamed.
+// The kernel answers for a service, with and without the agent; the count survives a restart and a change of the
+// config, can be set, and is streamed.
 func TestResponder(t *testing.T) {
 	n := newRunningNode(t)
 	config := map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
@@ -165,7 +165,8 @@ func TestResponder(t *testing.T) {
 	n.tidy()
 }
 
-// What the firewall denies reaches neither the responder nor a program that takes packets; what it allows reaches both.
+// Packets that the firewall denies reach neither the responder nor a program that intercepts; permitted ones reach
+// both.
 func TestDeniedRequests(t *testing.T) {
 	n := newRunningNode(t)
 	firewall := func(ingress string) v1.Module {
@@ -204,7 +205,7 @@ func TestDeniedRequests(t *testing.T) {
 	n.tidy()
 }
 
-// sendSign asks for the speed limit and does not wait for a reply.
+// sendSign queries the speed limit and does not wait for a reply.
 func (n *node) sendSign(from *netlab.Host, to netip.Addr) {
 	n.T.Helper()
 	err := from.Do(func() error {
@@ -221,7 +222,7 @@ func (n *node) sendSign(from *netlab.Host, to netip.Addr) {
 	}
 }
 
-// dropped is how many packets a module has dropped.
+// dropped returns the number of packets that a module has dropped.
 func (n *node) dropped(module string) (total uint64) {
 	n.T.Helper()
 	for _, d := range get[v1.Module](n, "module", module).Status.Drops {

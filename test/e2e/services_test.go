@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// runs checks by the kernel that a host's veth has the chain of a service, which packets from it meet in this order:
-// one program on each side, and the one that the agent reports.
+// runs reports whether a host's veth has the chain of a service, with modules in this order for packets from it. It
+// checks in the kernel that there is one program on each side, which is the one that the agent reports.
 func (n *node) runs(h *netlab.Host, want string) bool {
 	n.T.Helper()
 	hooks := n.hooks(h.Name())
@@ -32,15 +32,15 @@ func (n *node) runs(h *netlab.Host, want string) bool {
 		len(to) == 1 && hooks["tc-egress"] == fmt.Sprintf("%s %d", mirrored(want), to[0])
 }
 
-// mirrored is the order in which packets to a service meet the modules that packets from it meet in the other order.
+// mirrored returns the order of modules for packets to a service, which is the reverse of that for packets from it.
 func mirrored(modules string) string {
 	names := strings.Split(modules, ",")
 	slices.Reverse(names)
 	return strings.Join(names, ",")
 }
 
-// Thirty services come and go in any order: each that is there runs the chain that its labels select, those that vanish
-// leave nothing, and one that comes again under its name gets its chain without being asked.
+// Thirty services are added and removed in any order: each existing one has the chain that its labels select, removed
+// ones leave nothing, and one that returns under its name gets its chain automatically.
 func TestServicesComeAndGo(t *testing.T) {
 	const count = 30
 	n := newRunningNode(t)
@@ -117,7 +117,7 @@ func TestLabelsMoveChains(t *testing.T) {
 	n.tidy()
 }
 
-// foreign is a foreign program that counts the packets it sees and lets them pass.
+// foreign is a foreign program that counts and passes packets.
 type foreign struct {
 	program *ebpf.Program
 	counter *ebpf.Map
@@ -158,7 +158,7 @@ func (f foreign) packets(t *testing.T) (count uint64) {
 	return count
 }
 
-// tcx puts the program on a host's veth as others do, by a link.
+// tcx attaches the program to a host's veth by a link, as other tools do.
 func (f foreign) tcx(n *node, h *netlab.Host, at ebpf.AttachType) {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -173,7 +173,7 @@ func (f foreign) tcx(n *node, h *netlab.Host, at ebpf.AttachType) {
 	}
 }
 
-// clsact puts the program on a host's veth as tc does.
+// clsact attaches the program to a host's veth as tc does.
 func (f foreign) clsact(n *node, h *netlab.Host, parent uint32, name string) {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -191,7 +191,7 @@ func (f foreign) clsact(n *node, h *netlab.Host, parent uint32, name string) {
 	}
 }
 
-// shown is what the operator sees on a hook of web, in order.
+// shown returns the programs that an operator sees on a hook of web, in order.
 func (n *node) shown(hook string) string {
 	n.T.Helper()
 	for _, l := range get[v1.Service](n, "service", "web").Status.Links {
@@ -204,7 +204,7 @@ func (n *node) shown(hook string) string {
 	return ""
 }
 
-// Programs of others stay, run and are shown in their place, whatever Kerb does alongside them.
+// Foreign programs stay, run and are shown at their position, regardless of Kerb's changes.
 func TestForeignProgramsStay(t *testing.T) {
 	n := newRunningNode(t)
 	tcx := newForeign(t, ebpf.SchedCLS, "foreign_tcx", -1)      // TCX_NEXT
@@ -247,7 +247,7 @@ func TestForeignProgramsStay(t *testing.T) {
 	requests.finish()
 }
 
-// XDP has room for one program: a foreign one is left alone, and the conflict is reported.
+// XDP permits one program: a foreign one stays, and the conflict is reported.
 func TestForeignXDPIsAConflict(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"))
@@ -282,7 +282,7 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	n.settled(map[string]int{"fast": 2, "count": 4})
 }
 
-// hasXDP asks the kernel.
+// hasXDP queries the kernel.
 func (n *node) hasXDP(h *netlab.Host) (has bool) {
 	n.T.Helper()
 	err := n.Lab.Node().Do(func() error {
@@ -296,7 +296,7 @@ func (n *node) hasXDP(h *netlab.Host) (has bool) {
 	return has
 }
 
-// An interface that gets the index of one that vanished while no agent ran gets its chain like any other.
+// An interface that reuses the index of one that was removed while no agent ran gets its chain like any other.
 func TestInterfaceIndexUsedAgain(t *testing.T) {
 	n := newRunningNode(t)
 	n.addVeth()

@@ -10,14 +10,14 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// elements asks for those of a set.
+// elements returns the elements of a set.
 func (n *node) elements(name string) []string {
 	n.T.Helper()
 	return get[v1.Set](n, "set", name).Spec.Elements
 }
 
-// Elements that the agent has confirmed are on disk and in force after it is killed in the middle of changes, and
-// so is at most one that was not. A rule needs its set, and a set in use stays.
+// Elements that the agent has confirmed are persisted and in force after it is killed during changes, and at most one
+// further element. A rule needs its set, and a set in use cannot be deleted.
 func TestElementsOfKilledAgents(t *testing.T) {
 	n := newRunningNode(t)
 	n.refused(n.tryApply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{

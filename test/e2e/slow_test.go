@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Packets that were slow or dropped are shown with what each module did, though no trace ran when they came.
+// Slow and dropped packets are shown with the verdict and time of each module, although no trace ran when they arrived.
 func TestLastPackets(t *testing.T) {
 	n := newNode(t)
 	n.Configure("slowPackets: 2us")
@@ -69,7 +69,7 @@ func TestLastPackets(t *testing.T) {
 	n.lastCapture()
 }
 
-// lastCapture: tshark shows what was kept.
+// lastCapture checks that tshark shows the kept packets.
 func (n *node) lastCapture() {
 	n.T.Helper()
 	tshark, err := exec.LookPath("tshark")
@@ -102,7 +102,7 @@ func (n *node) floods(from, at *netlab.Host, port uint16, packets int) {
 		defer c.Close()
 		to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(at.Addr4(), port))
 		for range packets {
-			_, _ = c.WriteTo([]byte("kerb"), to) // refused, where nothing listens
+			_, _ = c.WriteTo([]byte("kerb"), to) // refused, if nothing listens
 		}
 		return nil
 	}); err != nil {

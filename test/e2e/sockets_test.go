@@ -25,7 +25,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// newSocketsNode is a node whose agent looks for sockets in a cgroup of this test, which is in it too.
+// newSocketsNode returns a node whose agent attaches to sockets in a cgroup of this test, which also contains the
+// test's process.
 func newSocketsNode(t *testing.T) *node {
 	t.Helper()
 	dir := cgrouptest.New(t, "", "kerb-e2e")
@@ -37,14 +38,15 @@ func newSocketsNode(t *testing.T) *node {
 	return n
 }
 
-// accelerator redirects between web and db whatever it can; this program has sockets that it would rather leave alone.
+// accelerator redirects all sockets between web and db. It allows this program, which the module would exclude because
+// of its calls on sockets.
 func accelerator(selector string) v1.Module {
 	self := filepath.Base(os.Args[0])
 	return module("accel", "accelerator", selector,
 		map[string]any{"mode": "redirect-all", "programs": map[string]any{"allow": []any{self}}})
 }
 
-// redirected is how many bytes were.
+// redirected returns the number of redirected bytes.
 func (n *node) redirected() (sum uint64) {
 	n.T.Helper()
 	var pairs []struct{ Bytes uint64 }
@@ -58,13 +60,13 @@ func (n *node) redirected() (sum uint64) {
 	return sum
 }
 
-// talks are conversations between two hosts, in which every byte is checked, until they are ended.
+// talks are conversations between two hosts, in which every byte is checked, until they are stopped.
 type talks struct {
 	t     *testing.T
 	end   sync.Once
 	ended chan struct{}
 	all   sync.WaitGroup
-	bytes uint64 // after finish
+	bytes uint64 // set by finish
 	mu    sync.Mutex
 }
 
@@ -80,7 +82,7 @@ func startTalks(t *testing.T, from, to *netlab.Host, count int) *talks {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	t.Cleanup(s.stop) // also where the test has failed in between
+	t.Cleanup(s.stop) // also after the test has failed in between
 	for seed := range count {
 		var c, server net.Conn
 		err := from.Do(func() (err error) {
@@ -99,10 +101,10 @@ func startTalks(t *testing.T, from, to *netlab.Host, count int) *talks {
 	return s
 }
 
-// patience is how long a message may be under way before the conversation counts as hung.
+// patience is the timeout of a message, after which the conversation counts as hung.
 const patience = nodetest.Patience
 
-// answer sends everything back.
+// answer echoes all data.
 func (s *talks) answer(c net.Conn) {
 	defer c.Close()
 	buf := make([]byte, 1<<16)
@@ -150,7 +152,7 @@ func (s *talks) talk(c net.Conn, seed uint64) {
 	}
 }
 
-// finish returns the bytes that went there and back.
+// finish returns the bytes that were sent and returned.
 func (s *talks) finish() uint64 {
 	s.t.Helper()
 	s.stop()
@@ -162,14 +164,15 @@ func (s *talks) stop() {
 	s.all.Wait()
 }
 
-// The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
+// The agent is killed, the module replaced, removed during a stream and applied again: every byte arrives once and in
+// order.
 func TestSocketsUnderTraffic(t *testing.T) {
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	n.untilRedirected()
 	s := startTalks(t, n.web, n.db, 8)
 	for end, round := time.Now().Add(trafficTime(t)), 0; round < 4 || time.Now().Before(end); round++ {
-		fresh := startTalks(t, n.web, n.db, 2) // those that were there before the module came back stay with TCP
+		fresh := startTalks(t, n.web, n.db, 2) // connections from before the module was applied again stay with TCP
 		n.untilRedirected()
 		switch round % 4 {
 		case 0:
@@ -202,13 +205,13 @@ func TestSocketsUnderTraffic(t *testing.T) {
 	}
 }
 
-// untilRedirected waits until new connections are; the first one of a program may come before it is judged.
+// untilRedirected waits until new connections are redirected; the first one of a program may precede the verdict on it.
 func (n *node) untilRedirected() {
 	n.T.Helper()
 	before := n.redirected()
 	n.Eventually("connections are redirected", func() bool {
 		s := startTalks(n.T, n.web, n.db, 1)
-		time.Sleep(50 * time.Millisecond) // the connection takes turns meanwhile
+		time.Sleep(50 * time.Millisecond) // the connection exchanges data in the meantime
 		s.finish()
 		return n.redirected() > before
 	})
@@ -245,7 +248,7 @@ func TestSocketsPurge(t *testing.T) {
 	}
 }
 
-// Two agents on one cgroup do not disturb each other, and an unusable cgroup is reported.
+// Two agents on one cgroup do not interfere, and an unusable cgroup is reported.
 func TestSocketsOfTwoAgents(t *testing.T) {
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
@@ -262,16 +265,16 @@ func TestSocketsOfTwoAgents(t *testing.T) {
 	n.untilRedirected()
 }
 
-// inContainer is a shell script that is kerb, but for the agent, which it runs with a cgroup namespace of its own and
-// without the mount of the node's cgroups, as a container runtime does.
+// inContainer is a shell script that runs kerb; it runs the agent in a separate cgroup namespace and without the mount
+// of the node's cgroups, as a container runtime does.
 const inContainer = `#!/bin/sh
 [ "$1" = agent ] || exec %[1]s "$@"
 echo $$ > %[2]s/cgroup.procs
 exec unshare --cgroup --mount sh -c 'mount -t cgroup2 none %[3]s && umount -l %[4]s && exec "$0" "$@"' %[1]s "$@"
 `
 
-// An agent that sees only the cgroups of its own container says so to the client of a change, and in the status of the
-// modules concerned: no connection of other containers is redirected.
+// An agent that can access only the cgroups of its own container reports that in the response to a change, and in the
+// status of the affected modules: no connection of other containers is redirected.
 func TestAgentSeesOnlyItsContainersCgroups(t *testing.T) {
 	n := newNode(t)
 	mount, err := cgroup.Mount()

@@ -38,7 +38,7 @@ func (n *node) sendFrom(source netip.Addr, port uint16, text string) error {
 	})
 }
 
-// With egress deny, a service sends from the addresses of its interface only, and the agent follows their changes.
+// With egress deny, a service can send only from the addresses of its interface, and the agent follows their changes.
 func TestServicesSendFromOwnAddressesOnly(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(module("fw", "firewall", "app=web", map[string]any{"defaultPolicy": map[string]any{"egress": "deny"},

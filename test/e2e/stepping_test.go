@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stepping is the log of an agent that blocks in the middle of a change until the test reads: a pipe with room for one
-// line.
+// stepping is the log of an agent that blocks during a change until the test reads: a pipe with space for one line.
 type stepping struct {
 	log  *os.File
 	copy *os.File
@@ -21,10 +20,10 @@ type stepping struct {
 	mu    sync.Mutex
 	steps []string // since stopAfter
 	most  int
-	full  chan struct{} // most steps were read
+	full  chan struct{} // the maximum number of steps was read
 }
 
-// startStepping runs an agent like start.
+// startStepping starts an agent like start.
 func (n *node) startStepping() *stepping {
 	n.T.Helper()
 	var ends [2]int
@@ -66,7 +65,7 @@ func (s *stepping) read() {
 	}
 }
 
-// note reports whether to read no more.
+// note reports whether to stop reading.
 func (s *stepping) note(line string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,8 +76,8 @@ func (s *stepping) note(line string) bool {
 	return ok && len(s.steps) == s.most
 }
 
-// killAfter applies resources to an agent that is killed when it has begun so many steps, or one more; or after the
-// answer, if it has fewer to take. The steps that it has begun are returned, of which all but the last one are done.
+// killAfter applies resources to an agent that is killed after it has started this many steps, or one more; or after
+// the response, if it has fewer. It returns the started steps, of which all but the last one are complete.
 func (n *node) killAfter(s *stepping, most int, resources ...any) (result, []string) {
 	n.T.Helper()
 	s.mu.Lock()

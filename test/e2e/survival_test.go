@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// trafficTime is how long the agent is killed again and again under traffic.
+// trafficTime returns how long the agent is killed repeatedly under traffic.
 func trafficTime(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("KERB_E2E_SECONDS")
@@ -46,13 +46,13 @@ func (n *node) stamp(generation int) v1.Module {
 	return module("stamp", n.stampDir, "app=web", map[string]any{"generation": generation})
 }
 
-// withGeneration is a manifest of stamp whose modules may have a generation.
+// withGeneration adds a config schema with the field generation to a manifest of stamp.
 func withGeneration(manifest string) string {
 	return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: " +
 		"integer}}}\n"
 }
 
-// The agent is killed and restarted while traffic flows: no packet is lost, and the programs are the same.
+// The agent is killed and restarted under traffic: no packet is lost, and the programs are the same.
 func TestKillUnderTraffic(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
@@ -62,7 +62,7 @@ func TestKillUnderTraffic(t *testing.T) {
 	for end := time.Now().Add(trafficTime(t)); time.Now().Before(end); restarts++ {
 		time.Sleep(200 * time.Millisecond) // traffic with an agent
 		n.Kill()
-		time.Sleep(200 * time.Millisecond) // traffic without one
+		time.Sleep(200 * time.Millisecond) // traffic without an agent
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
 		if after := n.programs(); after != before {
@@ -77,7 +77,7 @@ func TestKillUnderTraffic(t *testing.T) {
 
 // The agent is killed in each step of a change: after a restart the node is as before the change or as after it.
 func TestKillDuringApply(t *testing.T) {
-	const more = 3 // services alongside web, so that most kills meet a node half switched
+	const more = 3 // services alongside web, so that most kills happen while some of them are switched
 	n := newRunningNode(t)
 	like := []*netlab.Host{n.web}
 	for i := range more {
@@ -100,7 +100,7 @@ func TestKillDuringApply(t *testing.T) {
 			t.Errorf("round %d: the message is %q", round, r.stderr)
 		}
 		switched := changed(running, n.running(like))
-		// Points are switched several at once: of those whose step has begun, all may be under way.
+		// Attach points are switched concurrently: all whose step has started may be in progress.
 		if switched > count(steps, "replace") {
 			t.Errorf("round %d: %d attach points are switched after the steps %q", round, switched, steps)
 		}
@@ -141,7 +141,7 @@ func TestKillDuringApply(t *testing.T) {
 	web.finish()
 }
 
-// running are the programs on the attach points of hosts.
+// running returns the programs on the attach points of hosts.
 func (n *node) running(hosts []*netlab.Host) (ids []ebpf.ProgramID) {
 	n.T.Helper()
 	for _, h := range hosts {
@@ -159,7 +159,7 @@ func changed(before, after []ebpf.ProgramID) (count int) {
 	return count
 }
 
-// count is how many steps are of a kind.
+// count returns the number of steps of a kind.
 func count(steps []string, kind string) (count int) {
 	for _, s := range steps {
 		if strings.Contains(s, kind) {
@@ -169,7 +169,7 @@ func count(steps []string, kind string) (count int) {
 	return count
 }
 
-// flipped is module count, before module stamp of even generations and after it of odd ones.
+// flipped returns module count, before module stamp in even generations and after it in odd ones.
 func (n *node) flipped(generation int) v1.Module {
 	n.T.Helper()
 	m := n.pass("count", "*")
@@ -177,14 +177,14 @@ func (n *node) flipped(generation int) v1.Module {
 	return m
 }
 
-// generation is the one that the agent wants, by its own words.
+// generation returns the generation in the agent's desired state.
 func (n *node) generation() int {
 	n.T.Helper()
 	g, _ := get[v1.Module](n, "module", "stamp").Spec.Config["generation"].(float64)
 	return int(g)
 }
 
-// Changes of several operators at once happen one after the other, each in full.
+// Concurrent changes of several operators are serialized, each a transaction.
 func TestConcurrentChanges(t *testing.T) {
 	const operators = 6
 	n := newRunningNode(t)
@@ -216,7 +216,7 @@ func TestConcurrentChanges(t *testing.T) {
 	n.tidy()
 }
 
-// SIGTERM ends the agent; what it has put into the kernel continues, and the next one finds it.
+// SIGTERM ends the agent; its programs in the kernel continue, and the next agent adopts them.
 func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.stamp(1))
@@ -236,7 +236,7 @@ func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	udp.finish(1)
 }
 
-// A newer build takes over under traffic: all chains are new, no packet is lost, counters continue.
+// A newer build adopts the node under traffic: all chains are new, no packet is lost, counters continue.
 func TestUpgradeUnderTraffic(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
@@ -276,7 +276,7 @@ func (n *node) programIDs() map[string]uint32 {
 	return out
 }
 
-// Whatever of the pins is lost while no agent runs, the next one brings the node to the desired state.
+// After any pins are lost while no agent runs, the next one restores the desired state.
 func TestLostPins(t *testing.T) {
 	for name, lose := range map[string]string{
 		"all, as by a reboot":      "",
@@ -323,16 +323,16 @@ func (n *node) losePins(pattern string) {
 	}
 }
 
-// A purge that is killed anywhere leaves nothing that a later purge or agent stumbles over.
+// A purge that is killed at any moment leaves nothing that makes a later purge or agent fail.
 func TestKillDuringPurge(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
-	var whole time.Duration // of the first one, which is left to its end
+	var whole time.Duration // of the first one, which is not killed
 	for i := range 8 {
 		n.Kill()
 		ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(whole*time.Duration(i)/8, nodetest.Patience))
 		begin := time.Now()
-		_ = n.Command(ctx, append([]string{"purge"}, n.Flags()...)...).Run() // till kill -9
+		_ = n.Command(ctx, append([]string{"purge"}, n.Flags()...)...).Run() // until it is killed
 		cancel()
 		whole = cmp.Or(whole, time.Since(begin))
 		if i%2 == 1 {

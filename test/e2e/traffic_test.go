@@ -25,31 +25,31 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// stream is numbered UDP packets from one host to another, which module stamp marks on its way. Payload, little endian:
-// u64 number (0 is a probe), u32 stamps, u32 generation.
+// stream is numbered UDP packets from one host to another, which module stamp marks. Payload, little endian: u64 number
+// (0 is a probe), u32 stamps, u32 generation.
 type stream struct {
 	t        *testing.T
 	in, out  *net.UDPConn
 	stop     chan struct{}
 	sender   sync.WaitGroup
 	receiver sync.WaitGroup
-	sent     uint64 // after sender
+	sent     uint64 // set after sender
 
 	mu          sync.Mutex
 	got         map[uint64]int // arrivals by number
-	arrivals    uint64         // but for probes
-	stamps      map[uint32]int // packets by how often they were stamped
-	generations []uint32       // as they came, repetitions left out
+	arrivals    uint64         // without probes
+	stamps      map[uint32]int // packets by number of stamps
+	generations []uint32       // in order of arrival, without repetitions
 }
 
 const (
 	streamPort  = 7007
 	payloadSize = 16
-	burst       = 4   // packets a millisecond
-	underWay    = 100 // at most: a CPU queues 1000 (net.core.netdev_max_backlog), of all tests, and drops what is more
+	burst       = 4   // packets per millisecond
+	underWay    = 100 // at most: a CPU queues 1000 (net.core.netdev_max_backlog) of all tests, and drops the rest
 )
 
-// startStream returns when the first packets have arrived. finish must be called.
+// startStream returns when the first packets have arrived. The caller must call finish.
 func startStream(t *testing.T, from, to *netlab.Host) *stream {
 	t.Helper()
 	s := &stream{t: t, stop: make(chan struct{}), got: map[uint64]int{}, stamps: map[uint32]int{}}
@@ -63,7 +63,7 @@ func startStream(t *testing.T, from, to *netlab.Host) *stream {
 	}
 	t.Cleanup(func() { s.in.Close(); s.out.Close() })
 	setOption(t, s.in, unix.SO_RCVBUFFORCE, 128<<20)
-	setOption(t, s.out, unix.SO_NO_CHECK, 1) // the payload changes on the way
+	setOption(t, s.out, unix.SO_NO_CHECK, 1) // modules change the payload
 	s.receiver.Go(s.receive)
 	wait.Until(t, "a packet of the stream arrives", func() bool {
 		_, _ = s.out.Write(make([]byte, payloadSize))
@@ -113,7 +113,7 @@ func (s *stream) send() {
 	}
 }
 
-// room is how many more packets may be under way.
+// room returns how many more packets may be in flight.
 func (s *stream) room() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +150,7 @@ func (s *stream) note(packet []byte) {
 	}
 }
 
-// generation is the one that a packet sent now is stamped with.
+// generation returns the generation with which the next packet is stamped.
 func (s *stream) generation() uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *stream) generation() uint32 {
 	return s.generations[len(s.generations)-1]
 }
 
-// finish stops the stream and checks that each packet arrived once, stamped once by a generation of those allowed.
+// finish stops the stream and checks that each packet arrived once, stamped once by an allowed generation.
 func (s *stream) finish(allowed ...uint32) {
 	s.t.Helper()
 	close(s.stop)
@@ -195,7 +195,7 @@ func (s *stream) finish(allowed ...uint32) {
 	s.t.Logf("%d packets arrived, stamped once each", len(s.got)-1)
 }
 
-// requests is an HTTP client that asks a server on another host again and again, most often on the same connection.
+// requests is an HTTP client that repeatedly sends requests to a server on another host, mostly on the same connection.
 type requests struct {
 	t       *testing.T
 	server  *http.Server
@@ -227,7 +227,7 @@ func startRequests(t *testing.T, from, to *netlab.Host) *requests {
 }
 
 func echo(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(r.Body) // all of it first: HTTP/1 is no duplex
+	body, err := io.ReadAll(r.Body) // all of it first: HTTP/1 is not full-duplex
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
@@ -268,7 +268,7 @@ func ask(client *http.Client, url string, number int) error {
 	return err
 }
 
-// finish stops asking; every request must have been answered.
+// finish stops the requests; every request must have been answered.
 func (r *requests) finish() {
 	r.t.Helper()
 	close(r.stop)

@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// upgrades is how many there are in TestUpgradeUnderLoad; each second fails.
+// upgrades returns the number of upgrades in TestUpgradeUnderLoad; every second one fails.
 func upgrades(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("KERB_UPGRADES")
@@ -36,13 +36,13 @@ func upgrades(t *testing.T) int {
 	return n
 }
 
-// Three modules are upgraded back and forth together under more than 100,000 packets/s: one whose control plane is a
-// process of its own, and the firewall and the counter as packages in a directory. Each second time the first of them
-// is not healthy, and all three are taken back by themselves. No packet is lost or goes unprocessed, connections live
-// on, and every packet is counted once. All of it, which takes a quarter of an hour and most of two CPUs at real-time
+// Three modules are upgraded back and forth together under more than 100,000 packets/s: one with a separate control
+// plane process, and the firewall and the counter as packages in a directory. In every second upgrade the first of them
+// is not healthy, and all three are rolled back automatically. No packet is lost or unprocessed, connections survive,
+// and every packet is counted once. The full test takes a quarter of an hour and most of two CPUs at real-time
 // priority:
 //
-//	KERB_UPGRADES=200 go test -count=1 -timeout 60m -run TestUpgradeUnderLoad -v ./test/e2e
+// KERB_UPGRADES=200 go test -count=1 -timeout 60m -run TestUpgradeUnderLoad -v ./test/e2e
 func TestUpgradeUnderLoad(t *testing.T) {
 	u := newUpgrading(newRunningNode(t))
 	count, begin := upgrades(t), time.Now()
@@ -77,11 +77,11 @@ type upgrading struct {
 	versions  [2]string
 	dirs      [2]map[string]string // by version: packages by module
 	failing   map[string]string
-	now       int // version
+	now       int // current version
 	failed    int
 	maps      map[string]ebpf.MapID
 	server    *net.UDPConn // of db
-	stranger  *net.UDPConn // of db; web talks with it never
+	stranger  *net.UDPConn // of db; web never communicates with it
 	talks     []*net.UDPConn
 	fromDB    uint64 // packets of the talks and of the stranger
 	fromWeb   uint64
@@ -104,7 +104,7 @@ func newUpgrading(n *node) *upgrading {
 	return u
 }
 
-// modules are the three from packages of one version. Connections do not time out.
+// modules returns the three modules from packages of one version. Connections do not time out.
 func (u *upgrading) modules(packages map[string]string, does string, generation int) []any {
 	count, fw := counter(0), firewall(0)
 	count.Spec.Package, fw.Spec.Package = packages["traffic"], packages["fw"]
@@ -112,7 +112,7 @@ func (u *upgrading) modules(packages map[string]string, does string, generation 
 	return []any{mode(packages["bad"], does, generation), count, fw}
 }
 
-// builtinCopy is a built-in package as a directory, in another version.
+// builtinCopy returns a built-in package as a directory, with another version.
 func builtinCopy(t *testing.T, name, version string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -175,7 +175,7 @@ func (u *upgrading) listen(port uint16) (c *net.UDPConn) {
 	return c
 }
 
-// talk begins a connection from web to db, which no rule of the firewall allows to answer.
+// talk starts a connection from web to db, whose replies no rule of the firewall permits.
 func (u *upgrading) talk() {
 	u.T.Helper()
 	var c *net.UDPConn
@@ -202,8 +202,8 @@ func (u *upgrading) say(c *net.UDPConn) {
 	}
 }
 
-// checkTalks has db speak first on all connections that have ever begun: the answers to what was sent before the
-// upgrade arrive, and what a stranger sends to the same ports does not. Then web speaks, and begins another one.
+// checkTalks first sends from db on all connections so far: replies to packets from before the upgrade arrive, and
+// packets of a stranger to the same ports do not. Then web sends, and starts another one.
 func (u *upgrading) checkTalks() {
 	u.T.Helper()
 	for i, c := range u.talks {
@@ -229,7 +229,7 @@ func (u *upgrading) checkTalks() {
 	}
 }
 
-// ask reads what a module answers.
+// ask reads a response of a module.
 func (n *node) ask(module, route string, v any) {
 	n.T.Helper()
 	if err := json.Unmarshal([]byte(n.must("module", "query", module, route, "-o", "json")), v); err != nil {
@@ -237,7 +237,7 @@ func (n *node) ask(module, route string, v any) {
 	}
 }
 
-// checkCounts compares what was sent with what the modules have counted over all versions.
+// checkCounts compares the sent packets with the modules' counts over all versions.
 func (u *upgrading) checkCounts(stream uint64) {
 	u.T.Helper()
 	if got, want := u.counted("db", "egress", "udp"), stream+u.fromDB; got != want {

@@ -21,15 +21,14 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// One drop has the same words wherever it is shown: module, verdict and reason. The page has those of the API
-// (test/ui).
+// One drop has the same words in all outputs: module, verdict and reason. The page shows those of the API (test/ui).
 func TestSameWords(t *testing.T) {
 	n := newRunningNode(t)
 	n.dropping(53)
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
 
 	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1"}, "fw:drop (policy)")
-	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1", "-o", "json"}, // as the API has it
+	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1", "-o", "json"}, // as in the API
 		`"module":"fw","verdict":"drop","reason":"policy"`)
 	n.wants("drops", []string{"--module", "fw", "--reason", "policy", "--count", "1"}, "fw:drop (policy)")
 	n.wants("explain", []string{"packet", "udp 198.51.100.7:4000 > " + n.db.Addr4().String() + ":53", "--service", "db"},
@@ -57,14 +56,14 @@ func TestSameWords(t *testing.T) {
 	}
 }
 
-// A figure has the same value under its name in the API and in the metrics, and the kept drop, the metric of its rule,
-// the command line and the capture have the same words: module, verdict, reason and note.
+// A figure has the same value under its name in the API and in the metrics. The kept drop, the metric of its rule, the
+// command line and the capture contain the same words: module, verdict, reason and note.
 func TestSameFigures(t *testing.T) {
 	n := newRunningNode(t)
 	n.dropping(53)
 	n.apply(counter(0))
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
-	n.Eventually("the module is measured", func() bool { // of one packet in 4,096 on a CPU
+	n.Eventually("the module is measured", func() bool { // one packet in 4,096 on a CPU
 		n.floods(n.web, n.db, 9, 4096)
 		return strings.Contains(n.must("module", "counts", "fw", "-o", "json"), "p99Nanoseconds")
 	})
@@ -101,7 +100,7 @@ func TestSameFigures(t *testing.T) {
 	}
 }
 
-// figures are those of the API that are metrics as well, by the name of the metric with labels.
+// figures returns the figures of the API that are also metrics, by the name of the metric with labels.
 func (n *node) figures() map[string]float64 {
 	n.T.Helper()
 	var all []v1.Module
@@ -136,7 +135,7 @@ func (n *node) figures() map[string]float64 {
 	return out
 }
 
-// What the command line prints as JSON has the names of the API, and no others.
+// The JSON output of the command line uses exactly the names of the API.
 func TestSameNames(t *testing.T) {
 	n := newRunningNode(t)
 	n.dropping(53)
@@ -157,7 +156,7 @@ func TestSameNames(t *testing.T) {
 	}
 }
 
-// metrics is what Prometheus reads.
+// metrics returns the response for Prometheus.
 func (n *node) metrics() string {
 	n.T.Helper()
 	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

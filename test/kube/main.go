@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kube-api is etcd and the Kubernetes API server in one process, for tests: kube-api DIRECTORY [FLAG...], with flags of
-// kube-apiserver. etcd keeps its data in the directory and does not wait for the disk: a test loses nothing by it.
+// Kube-api runs etcd and the Kubernetes API server in one process, for tests: kube-api DIRECTORY [FLAG...], with flags
+// of kube-apiserver. etcd keeps its data in the directory and does not sync to the disk, which tests do not need.
 package main
 
 import (
@@ -48,7 +48,7 @@ func startEtcd(dir, client, peer string) (*embed.Etcd, error) {
 	config.ListenPeerUrls = []url.URL{address(peer)}
 	config.AdvertisePeerUrls = config.ListenPeerUrls
 	config.InitialCluster = config.Name + "=" + peer
-	config.TickMs, config.ElectionMs = 10, 100 // one member: elect at once
+	config.TickMs, config.ElectionMs = 10, 100 // one member: elect immediately
 	etcd, err := embed.StartEtcd(config)
 	if err != nil {
 		return nil, err

@@ -20,7 +20,7 @@ import (
 // Neither a container that sends to an unlimited number of unknown addresses, nor a worker that sends packets with
 // forged sources, makes first contacts of others fail: neither of a neighbour of the container, nor of a client on a
 // third worker.
-func TestFloodsLeaveFirstContacts(t *testing.T) {
+func TestFirstContactsDuringFloods(t *testing.T) {
 	m := newCluster(t, 3)
 	here, hostile, third := m.workers[0], m.workers[1], m.workers[2]
 	m.add("app.ns.noisy.test", here)

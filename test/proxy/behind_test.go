@@ -11,16 +11,16 @@ import (
 	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// A firewall behind the proxy of a client sees what the proxy hands to instances of this node, with their addresses, by
-// the short path, too: what it denies reaches no instance, all else does. As replies have the virtual address, there is
-// a warning if it tracks connections.
+// A firewall behind the proxy of a client processes translated packets to instances of this node, with their addresses,
+// also on the short path: packets that it denies reach no instance, all others do. As replies have the virtual address,
+// there is a warning if it tracks connections.
 func TestFirewallBehindProxy(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
 	spec.Instances = spec.Instances[:2]
 	spec.Addresses = append(spec.Addresses[2:], v1.VirtualAddress{Address: "10.30.1.0", Instance: servers[0].Name()})
 	n.Apply(virtualService("web", spec), kerbnode.Service(client, "app=mesh", "role=client"))
-	n.told("web")
+	n.synced("web")
 	fw := kerbnode.Module("fw", "firewall", "role=client", map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"},
 		"rules": []any{map[string]any{"action": "deny", "direction": "egress", "protocol": "udp",
@@ -55,7 +55,7 @@ func TestFirewallBehindProxy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer u.Close()
-	for range 3 { // of a new session, of a known one, and of one that the CPU has a copy of
+	for range 3 { // of a new session, of a known one, and of one that is cached on the CPU
 		if _, err := u.Write([]byte("denied")); err != nil {
 			t.Fatal(err)
 		}

@@ -21,11 +21,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// hostState is what may happen to connections to a host: ended is odd while it is ceasing to be an instance, and even
-// when the proxy knows of it; dead is since when it is none, as the proxy knows.
+// hostState determines the permitted results of connections to a host: ended is odd while it is being removed as an
+// instance, and even when the proxy has the change; dead is the time since when the proxy has not had it.
 type hostState struct {
 	ended atomic.Int64
-	dead  atomic.Int64 // Unix time in ns; 0: it is one, or may still be taken for one
+	dead  atomic.Int64 // Unix time in ns; 0: it is an instance, or may still be used as one
 }
 
 // churn changes a virtual service while clients use it.
@@ -37,20 +37,20 @@ type churn struct {
 	witness  witness
 	spec     v1.VirtualServiceSpec
 	hosts    map[string]*hostState
-	free     []string // hosts that are no instance
+	free     []string // hosts that are not instances
 	stop     chan struct{}
 	clients  sync.WaitGroup
-	targets  atomic.Int64 // addresses taken, in turn
+	targets  atomic.Int64 // addresses used, round-robin
 	opened   atomic.Int64 // connections
 	kept     atomic.Int64 // exchanges on them
-	legit    atomic.Int64 // broken, and rightly: their host is an instance no more
+	legit    atomic.Int64 // legitimately broken: their host is not an instance any more
 	datagram atomic.Int64
-	silent   atomic.Int64 // datagrams without an answer
-	dying    atomic.Int64 // new connections that failed, each to a host that was going
+	silent   atomic.Int64 // datagrams without a reply
+	dying    atomic.Int64 // failed new connections, each to a host that was being removed
 
 	mu      sync.Mutex
 	wrong   []string
-	what    string // the change that was made last, or is being made
+	what    string // the last change, or the one in progress
 	changed time.Time
 }
 
@@ -74,8 +74,8 @@ func (c *churn) note(format string, args ...any) {
 		fmt.Sprintf(format, args...))
 }
 
-// TestChurn redeploys, drains, removes and adds instances under load; in between the agent dies. No connection to an
-// instance that lives breaks, and none that is new goes to one that is gone.
+// TestChurn redeploys, drains, removes and adds instances under load, and kills the agent in between. No connection to
+// a live instance breaks, and no new one reaches a removed instance.
 func TestChurn(t *testing.T) {
 	lasts := 4 * time.Second
 	if text := os.Getenv("KERB_CHURN"); text != "" {
@@ -100,7 +100,7 @@ func TestChurn(t *testing.T) {
 			c.begin("the death of the agent")
 			c.n.Kill()
 			c.n.Start()
-			c.n.told("web")
+			c.n.synced("web")
 		}
 	}
 	close(c.stop)
@@ -141,7 +141,7 @@ func newChurn(t *testing.T) *churn {
 	}
 	n.Start()
 	n.Apply(append(resources, proxyModule(nil), virtualService("web", c.spec))...)
-	n.told("web")
+	n.synced("web")
 	return c
 }
 
@@ -152,7 +152,7 @@ func (c *churn) takeFree() string {
 	return name
 }
 
-// change makes one change, and waits until the proxy has taken it over.
+// change makes one change, and waits until the proxy has it.
 func (c *churn) change() {
 	c.t.Helper()
 	c.spec.Instances = slices.Clone(c.spec.Instances)
@@ -187,7 +187,7 @@ func (c *churn) change() {
 		c.hosts[name].ended.Add(1)
 	}
 	c.n.Must(http.MethodPut, "/v1/virtualservices/web", virtualService("web", c.spec), nil)
-	c.n.told("web")
+	c.n.synced("web")
 	for _, name := range gone {
 		c.hosts[name].ended.Add(1)
 		c.hosts[name].dead.Store(time.Now().UnixNano())
@@ -220,8 +220,8 @@ func (c *churn) target() netip.AddrPort {
 	return netip.AddrPortFrom(virtual6, port)
 }
 
-// connect opens a connection, and checks that its host is an instance. One that fails must have met a host that just
-// ceased to be one.
+// connect opens a connection, and checks that its host is an instance. A failed one must have reached a host that was
+// just removed.
 func (c *churn) connect() (*connection, int64) {
 	ends := map[string]int64{}
 	for name, h := range c.hosts {
@@ -253,7 +253,7 @@ func (c *churn) connect() (*connection, int64) {
 	return conn, ends[met]
 }
 
-// use exchanges lines until it is stopped, and checks that a connection breaks with its instance only.
+// use exchanges lines until it is stopped, and checks that a connection breaks only with its instance.
 func (c *churn) use(conn *connection, ended int64, times int) bool {
 	for i := range times {
 		if c.stopped() {
@@ -267,12 +267,12 @@ func (c *churn) use(conn *connection, ended int64, times int) bool {
 			return false
 		}
 		c.kept.Add(1)
-		time.Sleep(5 * time.Millisecond) // the client's pace
+		time.Sleep(5 * time.Millisecond) // the client's rate
 	}
 	return true
 }
 
-// keepOpen has a connection for as long as its instance lives.
+// keepOpen keeps a connection for as long as its instance lives.
 func (c *churn) keepOpen() {
 	for !c.stopped() {
 		if conn, ended := c.connect(); conn != nil {
@@ -306,6 +306,6 @@ func (c *churn) keepAsking() {
 			c.silent.Add(1)
 		}
 		c.datagram.Add(1)
-		time.Sleep(2 * time.Millisecond) // the client's pace
+		time.Sleep(2 * time.Millisecond) // the client's rate
 	}
 }

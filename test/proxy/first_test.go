@@ -32,11 +32,11 @@ const (
 	nodeID     = "6543af"
 )
 
-// manager is a service manager behind a broker, both on the node, that knows addresses and takes its time to say so.
+// manager is a service manager with a broker, both on the node, that knows addresses and replies with a latency.
 type manager struct {
 	t       *testing.T
 	client  mqtt.Client
-	answer  func(addr netip.Addr) (instances []netip.Addr) // nil: no answer at all
+	answer  func(addr netip.Addr) (instances []netip.Addr) // nil: no reply at all
 	latency time.Duration
 }
 
@@ -101,7 +101,7 @@ func register(t *testing.T, n *node, socket string) {
 	})
 }
 
-// serve answers a table query in the documented messages.
+// serve replies to a table query with the documented messages.
 func (m *manager) serve(_ mqtt.Client, message mqtt.Message) {
 	var query struct{ Sname, Sip string }
 	if err := json.Unmarshal(message.Payload(), &query); err != nil {
@@ -132,7 +132,7 @@ func (m *manager) serve(_ mqtt.Client, message mqtt.Message) {
 	m.client.Publish("nodes/"+nodeID+"/net/tablequery/result", 1, false, text)
 }
 
-// appOf names the service that has an address, and appAddress finds the address of a name.
+// appOf returns the name of the service with an address, and appAddress the address for a name.
 func appOf(a netip.Addr) string { b := a.As4(); return fmt.Sprintf("app.%d.%d", b[2], b[3]) }
 
 func appAddress(name string) netip.Addr {
@@ -141,7 +141,7 @@ func appAddress(name string) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 30, c, d})
 }
 
-// firstTries is how many addresses are tried for each latency; KERB_FIRST, at most 1250, sets it.
+// firstTries returns how many addresses are tried for each latency; KERB_FIRST, at most 1250, sets it.
 func firstTries(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("KERB_FIRST")
@@ -155,8 +155,9 @@ func firstTries(t *testing.T) int {
 	return tries
 }
 
-// The first packet to an address that was not resolved before arrives, without being sent again, however long the
-// answer takes: only the first connections of a kind are counted, of which the last must be as good as the first.
+// The first packet to an address that was not resolved before arrives, without a retransmission, regardless of the
+// latency of the reply: only the first connections of a kind are counted, of which the last must be as good as the
+// first.
 func TestFirstPacket(t *testing.T) {
 	cgrouptest.PatientSYNs(t, "kerb-proxy")
 	socket := filepath.Join(t.TempDir(), "oakestra.sock")

@@ -18,8 +18,8 @@ func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Oakestra)) }
 // node is a machine with one agent, whose proxy runs on all services labelled app=mesh.
 type node struct{ *nodetest.Node }
 
-// told waits until the proxy has taken over a virtual service.
-func (n *node) told(name string) {
+// synced waits until the proxy has a virtual service.
+func (n *node) synced(name string) {
 	n.T.Helper()
 	n.Eventually("the proxy knows "+name, func() bool { return n.knows(name) })
 }
@@ -32,7 +32,7 @@ func (n *node) knows(name string) bool {
 
 func service(h *netlab.Host) v1.Service { return kerbnode.Service(h, "app=mesh") }
 
-// proxyModule is the module px.
+// proxyModule returns the module px.
 func proxyModule(config map[string]any) v1.Module {
 	return kerbnode.Module("px", "proxy", "app=mesh", config)
 }

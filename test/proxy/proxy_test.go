@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// instance is one that is found by the service of its name, or by its addresses.
+// instance returns an instance that is found by the service of its name, or by its addresses.
 func instance(h *netlab.Host, registered bool) v1.VirtualInstance {
 	if registered {
 		return v1.VirtualInstance{Name: h.Name(), Service: h.Name()}
@@ -28,7 +28,7 @@ func instance(h *netlab.Host, registered bool) v1.VirtualInstance {
 var bothPorts = []v1.VirtualPort{{Port: port, TargetPort: targetPort},
 	{Port: port, TargetPort: targetPort, Protocol: v1.ProtocolUDP}}
 
-// newMesh is a node with a client and servers that the proxy runs on, and one server that it does not.
+// newMesh returns a node with a client and servers with the proxy, and one server without.
 func newMesh(t *testing.T, config string,
 	module map[string]any) (n *node, client *netlab.Host, servers []*netlab.Host) {
 	t.Helper()
@@ -53,14 +53,14 @@ func meshSpec(servers []*netlab.Host, policy v1.Policy) v1.VirtualServiceSpec {
 
 var virtual4, virtual6 = netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")
 
-// Every instance is reached, round robin: on this node with the proxy on its interface, and without it; TCP, UDP and
+// Every instance is reached, round-robin: on this node with the proxy on its interface, and without it; TCP, UDP and
 // ICMP, both families, small and in fragments; by the short path and by the bridge.
 func TestServices(t *testing.T) {
 	for name, config := range map[string]map[string]any{"short path": nil, "bridge": {"shortPath": false}} {
 		t.Run(name, func(t *testing.T) {
 			n, client, servers := newMesh(t, "", config)
 			n.Apply(virtualService("web", meshSpec(servers, v1.PolicyRoundRobin)))
-			n.told("web")
+			n.synced("web")
 			for i, want := range []string{"ordinary", "peer", "peer"} { // by name: far, web0, web1
 				if got := n.indices()[i]; got.Path != want && config == nil {
 					t.Errorf("packets to %s take the path %s, want %s", got.Name, got.Path, want)
@@ -82,7 +82,7 @@ func TestServices(t *testing.T) {
 						if err != nil {
 							return "", err
 						}
-						t.Cleanup(func() { c.Close() }) // not before: who gets its port would be of the same flow
+						t.Cleanup(func() { c.Close() }) // later, since a socket that reuses its port would have the same flow
 						return askUDP(c, string(make([]byte, size)), patience)
 					})
 				}
@@ -127,13 +127,13 @@ func checkTurns(t *testing.T, what string, call func() (string, error)) {
 	}
 }
 
-// A service that calls itself reaches itself.
+// A service that calls its own virtual address reaches itself.
 func TestHairpin(t *testing.T) {
 	n, _, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
 	spec.Instances = spec.Instances[:2]
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	seen := map[string]int{}
 	for range 4 {
 		c, err := dialTCP(servers[0], netip.AddrPortFrom(virtual4, port))
@@ -151,13 +151,13 @@ func TestHairpin(t *testing.T) {
 	}
 }
 
-// Connections to unknown addresses and to services without instances are rejected at once, also after a virtual service
-// was deleted.
+// Connections to unknown addresses and to services without instances are rejected immediately, also after a virtual
+// service was deleted.
 func TestUnknownIsRefused(t *testing.T) {
 	n, client, servers := newMesh(t, "", map[string]any{"ranges": []string{"10.30.0.0/16", "fdff:2000::/21"}})
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	connects := func(a netip.Addr) error {
 		c, err := dialTCP(client, netip.AddrPortFrom(a, port))
 		if err == nil {
@@ -169,7 +169,7 @@ func TestUnknownIsRefused(t *testing.T) {
 		if err := connects(a); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // asked for, and known not to exist
+		for range 2 { // looked up, and known not to exist
 			if err := connects(a.Next()); !errors.Is(err, syscall.EHOSTUNREACH) {
 				t.Errorf("%s, which is unknown: %v", a.Next(), err)
 			}
@@ -179,7 +179,7 @@ func TestUnknownIsRefused(t *testing.T) {
 		spec.Instances[i].Draining = true
 	}
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	if err := connects(virtual4); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("all instances drain: %v", err)
 	}
@@ -190,7 +190,7 @@ func TestUnknownIsRefused(t *testing.T) {
 	}
 	spec.Instances[0].Draining = false
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	if err := connects(virtual4); err != nil {
 		t.Errorf("virtual again: %v", err)
 	}
@@ -211,11 +211,11 @@ func (n *node) knowsNot(a netip.Addr) bool {
 	return true
 }
 
-// Connections continue while the agent is dead and when it has come back, and all that it sends then changes nothing.
+// Connections continue while the agent is down and when it is back, whose updates then change nothing.
 func TestAgentDies(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	n.Apply(virtualService("web", meshSpec(servers, v1.PolicyConsistentHash)))
-	n.told("web")
+	n.synced("web")
 	var open []*connection
 	for range 12 {
 		c, err := dialTCP(client, netip.AddrPortFrom(virtual4, port))
@@ -243,7 +243,7 @@ func TestAgentDies(t *testing.T) {
 	n.Kill()
 	all("while the agent is dead")
 	n.Start()
-	n.told("web")
+	n.synced("web")
 	all("after its restart")
 	if after := n.indices(); !slices.Equal(before, after) {
 		t.Errorf("instances were %v, and are %v", before, after)
@@ -262,13 +262,13 @@ func (n *node) indices() (out []indexed) {
 	return out
 }
 
-// Redeployed, an instance is another one for TCP and the same for UDP.
+// After a redeployment, an instance is a different one for TCP and the same for UDP.
 func TestRedeployed(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
 		Instances: []v1.VirtualInstance{{Name: "only", Service: servers[0].Name()}}}
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	at := netip.AddrPortFrom(virtual4, port)
 	c, err := dialTCP(client, at)
 	if err != nil {
@@ -285,7 +285,7 @@ func TestRedeployed(t *testing.T) {
 	}
 	spec.Instances[0].Service = servers[1].Name()
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	if err := c.exchange("x"); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("a connection to the process that is gone: %v, want a reset", err)
 	}
@@ -301,7 +301,8 @@ func TestRedeployed(t *testing.T) {
 	t.Logf("connected in %v", time.Since(begin))
 }
 
-// A server that has ended gets no new connections, and the operator reads why; when it listens again it gets its share.
+// A server that has ended gets no new connections, and the operator can read the reason; when it listens again it gets
+// its share.
 func TestEjected(t *testing.T) {
 	n := &node{nodetest.New(t)}
 	client, web, ended := n.Host("client"), n.Host("web0"), n.Host("web1")
@@ -312,7 +313,7 @@ func TestEjected(t *testing.T) {
 		virtualService("web",
 			v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
 				Instances: []v1.VirtualInstance{instance(web, true), instance(ended, true)}}))
-	n.told("web")
+	n.synced("web")
 	connects := func() map[string]int {
 		got := map[string]int{}
 		for range 12 {

@@ -10,12 +10,12 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Connections continue when the table of sessions is replaced: here by one of another size, as by one of another kind
-// in an upgrade.
+// Connections continue when the table of sessions is replaced: here by one of another size, in an upgrade by one of
+// another kind.
 func TestTableIsReplaced(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	n.Apply(virtualService("web", meshSpec(servers, v1.PolicyRoundRobin)))
-	n.told("web")
+	n.synced("web")
 	var all []*connection
 	for range 6 {
 		c, err := dialTCP(client, netip.AddrPortFrom(virtual4, port))

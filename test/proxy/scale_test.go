@@ -16,7 +16,7 @@ import (
 )
 
 // TestScale applies KERB_SCALE virtual services of ten instances each, changes one of them, and connects to one of
-// them. It reports what that takes; the published figure is KERB_SCALE=10000.
+// them. It logs the costs; the published figures are for KERB_SCALE=10000.
 func TestScale(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("KERB_SCALE"))
 	if err != nil {
@@ -34,7 +34,7 @@ func TestScale(t *testing.T) {
 		n.Must(http.MethodPost, "/v1/apply", all, nil)
 	}
 	last := fmt.Sprintf("s%d", count-1)
-	n.told(last)
+	n.synced(last)
 	t.Logf("%d virtual services with %d instances applied in %v", count, 10*count, time.Since(begin))
 	tell := func(when string) {
 		t.Logf("%s: the control plane has %d MiB of its own, the agent %d MiB", when, private(t, "control-host", n)>>20,
@@ -45,7 +45,7 @@ func TestScale(t *testing.T) {
 	spec.Instances = []v1.VirtualInstance{instance(servers[0], true)}
 	begin = time.Now()
 	n.Must(http.MethodPut, "/v1/virtualservices/s0", virtualService("s0", spec), nil)
-	n.told("s0")
+	n.synced("s0")
 	t.Logf("one of them changed in %v", time.Since(begin))
 	connect := func() {
 		t.Helper()
@@ -59,7 +59,7 @@ func TestScale(t *testing.T) {
 	n.Kill()
 	begin = time.Now()
 	n.Start()
-	n.told(last)
+	n.synced(last)
 	t.Logf("all sent again after a restart in %v", time.Since(begin))
 	tell("after that")
 	connect()

@@ -13,8 +13,8 @@ import (
 	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind
-// a firewall, before a tunnel, all on one service. The chain of the instance's service is shown with them.
+// Filters of a trace match packets as they arrive, also if a module translates or answers them: after a firewall,
+// before a tunnel, all on one service. The chain of the instance's service is shown with them.
 func TestTraceBeforeTranslation(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	allow := map[string]any{"ingress": "allow", "egress": "allow"}
@@ -26,7 +26,7 @@ func TestTraceBeforeTranslation(t *testing.T) {
 	spec.Instances = spec.Instances[:1]
 	spec.Addresses = spec.Addresses[:2]
 	n.Apply(virtualService("web", spec))
-	n.told("web")
+	n.synced("web")
 	server := netip.AddrPortFrom(servers[0].Addr4(), targetPort).String()
 	for _, c := range []struct {
 		port                           uint16
@@ -58,7 +58,7 @@ func TestTraceBeforeTranslation(t *testing.T) {
 			}
 			continue
 		}
-		// with the address that the proxy gave it, which the filter does not match
+		// with the address from the proxy, which the filter does not match
 		if len(got.Then) != 1 || got.ID == "" || got.Then[0].Service != servers[0].Name() ||
 			got.Then[0].Source != got.Source || got.Then[0].Direction != "ingress" ||
 			got.Then[0].Destination != server || got.Then[0].Time.Before(got.Time) {
@@ -67,7 +67,7 @@ func TestTraceBeforeTranslation(t *testing.T) {
 	}
 }
 
-// traced is the first opening of a connection that a trace shows while something is tried again and again.
+// traced returns the first SYN that a trace shows while try is repeated.
 func (n *node) traced(t *testing.T, flags []string, try func()) (p v1.TracedPacket) {
 	t.Helper()
 	cmd := n.Command(t.Context(), append([]string{"trace", "-o", "json", "--count", "0", "--for", "1m"}, flags...)...)
@@ -103,15 +103,15 @@ func (n *node) traced(t *testing.T, flags []string, try func()) (p v1.TracedPack
 }
 
 // A firewall that denies by default and the proxy are on one client, and the instance is not a service of this node:
-// packets in both directions meet the firewall with the virtual address. Where the operator has packets to the client
-// meet the firewall first, the answers are lost, and the operator is warned.
-func TestFirewallBesideProxy(t *testing.T) {
+// the firewall processes packets in both directions with the virtual address. If the operator places the firewall first
+// for packets to the client, the replies are lost, and the operator is warned.
+func TestFirewallWithProxyOnClient(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
 	spec.Instances = spec.Instances[2:]
 	spec.Addresses = spec.Addresses[:1]
 	n.Apply(virtualService("web", spec), kerbnode.Service(client, "app=mesh", "role=client"))
-	n.told("web")
+	n.synced("web")
 	far := servers[2].Addr4().String()
 	apply := func(direction v1.OrderDirection) string {
 		t.Helper()

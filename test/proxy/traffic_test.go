@@ -23,11 +23,11 @@ const (
 	port       = 80   // at virtual addresses
 	targetPort = 8080 // of the servers
 	patience   = 30 * time.Second
-	bulk       = 4 << 20 // bytes of a long line, sent in segments as large as they get
+	bulk       = 4 << 20 // bytes of a long line, sent in segments of the maximum size
 )
 
-// serve answers on TCP and UDP, in both families, with the host's name: TCP first with the name alone, then each line
-// and each datagram with the name before it.
+// serve answers on TCP and UDP, in both families, with the host's name: on TCP first with only the name, then each line
+// and each datagram with the name as prefix.
 func serve(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	for _, addr := range []netip.Addr{h.Addr4(), h.Addr6()} {
@@ -82,7 +82,7 @@ func echo(c *net.UDPConn, name string) {
 	}
 }
 
-// connection is one whose server has sent its name.
+// connection is a connection whose server has sent its name.
 type connection struct {
 	net.Conn
 	*bufio.Reader
@@ -122,7 +122,7 @@ func (c *connection) line() (string, error) {
 	return strings.TrimSuffix(text, "\n"), err
 }
 
-// exchange sends a line and checks the answer.
+// exchange sends a line and checks the reply.
 func (c *connection) exchange(text string) error {
 	_ = c.SetDeadline(time.Now().Add(patience))
 	if _, err := fmt.Fprintln(c.Conn, text); err != nil {
@@ -143,7 +143,7 @@ func dialUDP(from *netlab.Host, to netip.AddrPort) (c *net.UDPConn, err error) {
 	return c, err
 }
 
-// askUDP sends a datagram and returns who answered.
+// askUDP sends a datagram and returns the name of the server that replied.
 func askUDP(c *net.UDPConn, text string, wait time.Duration) (string, error) {
 	_ = c.SetDeadline(time.Now().Add(wait))
 	if _, err := c.Write([]byte(text)); err != nil {
@@ -158,7 +158,7 @@ func askUDP(c *net.UDPConn, text string, wait time.Duration) (string, error) {
 	return name, err
 }
 
-// ping sends an ICMP echo request and waits for the reply, which has to come from the address that was asked.
+// ping sends an ICMP echo request and waits for the reply, which must come from the destination address.
 func ping(from *netlab.Host, to netip.Addr, size int) error {
 	network, listen, request, proto := "ip4:icmp", "0.0.0.0", icmp.Type(ipv4.ICMPTypeEcho), 1
 	reply := icmp.Type(ipv4.ICMPTypeEchoReply)
@@ -195,7 +195,7 @@ func ping(from *netlab.Host, to netip.Addr, size int) error {
 	}
 }
 
-// retransmissions are the SYNs that a host has sent again so far.
+// retransmissions returns the number of SYNs that a host has retransmitted so far.
 func retransmissions(t *testing.T, h *netlab.Host) string {
 	t.Helper()
 	var text []byte

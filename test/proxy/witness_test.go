@@ -20,9 +20,9 @@ import (
 
 func portAt(data []byte) uint16 { return uint16(data[0])<<8 | uint16(data[1]) }
 
-// witness sees which host the SYNs of a client come to, those too that lead to nothing.
+// witness records which host the SYNs of a client reach, including those without a connection.
 type witness struct {
-	seen sync.Map // syn to the name of the host that it came to last
+	seen sync.Map // syn to the name of the last host that it reached
 	port atomic.Uint32
 }
 
@@ -32,8 +32,8 @@ type syn struct {
 	port    uint16
 }
 
-// onlySYNs lets TCP packets with SYN through, as they are behind the link header: without IPv4 options, and without
-// IPv6 extension headers.
+// onlySYNs accepts TCP packets with SYN, with offsets after the link header: without IPv4 options, and without IPv6
+// extension headers.
 var onlySYNs = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 0, Size: 1},
 	bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 0xf0},
@@ -50,7 +50,7 @@ var onlySYNs = []bpf.Instruction{
 	bpf.RetConstant{Val: 0},
 }
 
-// watch follows what comes to a host.
+// watch records packets to a host.
 func (w *witness) watch(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	var fd int
@@ -98,7 +98,7 @@ func synSocket(name string) (int, error) {
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: at.Index}))
 }
 
-// read notes the next SYN to the server, if one comes soon.
+// read records the next SYN to the server, if one arrives soon.
 func (w *witness) read(fd int, host string) {
 	data := make([]byte, 128)
 	n, _, err := unix.Recvfrom(fd, data, 0)
@@ -114,7 +114,7 @@ func (w *witness) read(fd int, host string) {
 	}
 }
 
-// dial opens a connection from a port that was not used lately, and returns the port too.
+// dial opens a connection from a port that was not used recently, and also returns the port.
 func (w *witness) dial(from *netlab.Host, to netip.AddrPort) (*connection, uint16, error) {
 	const first, many = 10000, 50000
 	for {
@@ -142,7 +142,7 @@ func (w *witness) synOf(own uint16, to netip.AddrPort) syn {
 	return syn{6, own}
 }
 
-// met is the host that a connection's SYN came to last, or "" if it came to none.
+// met returns the last host that a connection's SYN reached, or "" if it reached none.
 func (w *witness) met(own uint16, to netip.AddrPort) string {
 	for end := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
 		if host, ok := w.seen.Load(w.synOf(own, to)); ok {

@@ -131,7 +131,7 @@ func hostileInterface(t *testing.T, n *nodetest.Node) netip.Addr {
 }
 
 // The page follows events, and reports that it has lost some: here a line about that arrives with those of the agent.
-func TestLostEventsAreSaid(t *testing.T) {
+func TestLostEventsAreShown(t *testing.T) {
 	b := openBrowser(t)
 	n := nodetest.New(t)
 	n.Start()

@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Turns of a connection, and bytes of a request and of its answer.
+// Round trips of a connection, and bytes of a request and of its response.
 const turns, size = 1000, 64
 
-// ask opens one connection after the other, on which it sends requests and waits for each answer. For each it prints
-// how many nanoseconds half of the turns took at most, and their number.
+// ask opens one connection after the other, on which it sends requests and waits for each response. For each connection
+// it prints the median round trip in nanoseconds, and the number of round trips.
 func ask(address string, pace time.Duration) {
 	for ; ; time.Sleep(pace) {
 		if took, err := connection(address); err == nil {
@@ -50,7 +50,7 @@ func connection(address string) (took []time.Duration, err error) {
 	return took, nil
 }
 
-// answer sends back what comes.
+// answer echoes all data.
 func answer(address string) error {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

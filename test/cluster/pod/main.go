@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pod is what runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood, flow, ask or
-// answer ADDRESS:PORT PACE. The pace is the time between packets, or connections.
+// Pod runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood, flow, ask or answer
+// ADDRESS:PORT PACE. The pace is the interval between packets, or connections.
 package main
 
 import (
@@ -38,11 +38,11 @@ func main() {
 	<-end
 }
 
-// burst are the packets of each kind that a flood sends as fast as the kernel takes them.
+// burst is the number of packets of each kind that a flood first sends at the maximum rate.
 const burst = 1000
 
 // flood sends datagrams and SYNs from its first instruction on until it is killed. It prints its address and how many
-// of each the kernel has taken, after the burst and then each second.
+// of each the kernel has accepted, after the burst and then each second.
 func flood(address unix.Sockaddr, pace time.Duration) {
 	udp := connect(address)
 	var datagrams, syns int
@@ -69,7 +69,7 @@ func flood(address unix.Sockaddr, pace time.Duration) {
 func flow(address unix.Sockaddr, pace time.Duration) {
 	udp := connect(address)
 	for number := uint64(0); ; number++ {
-		_, _ = unix.Write(udp, binary.BigEndian.AppendUint64(nil, number)) // the receiver sees what is missing
+		_, _ = unix.Write(udp, binary.BigEndian.AppendUint64(nil, number)) // the receiver detects missing ones
 		time.Sleep(pace)
 	}
 }
@@ -93,7 +93,8 @@ func own(fd int) netip.Addr {
 	return netip.AddrFrom4(address.(*unix.SockaddrInet4).Addr)
 }
 
-// recent are the sockets of the last SYNs: one that is closed at once sends none while its gateway is not resolved.
+// recent are the sockets of the last SYNs: a socket that is closed immediately sends none while its gateway is not
+// resolved.
 var recent []int
 
 func syn(to unix.Sockaddr) bool {

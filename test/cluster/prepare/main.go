@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Prepare writes what the test cluster starts from: prepare DIRECTORY NODE... makes certificates and kubeconfigs of the
-// control plane and of nodes, prepare image FILE NAME DIRECTORY COMMAND... an image of the files of a directory.
+// Prepare writes the initial files of the test cluster: prepare DIRECTORY NODE... makes certificates and kubeconfigs of
+// the control plane and of nodes, prepare image FILE NAME DIRECTORY COMMAND... an image of the files of a directory.
 package main
 
 import (
@@ -78,7 +78,7 @@ contexts: [{name: test, context: {cluster: test, user: test}}]
 	return errors.Join(err, os.WriteFile(filepath.Join(dir, name+".kubeconfig"), []byte(text), 0o600))
 }
 
-// archive packs a tree; links stay links.
+// archive packs a tree; symbolic links are kept.
 func archive(root fs.FS) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
@@ -86,7 +86,7 @@ func archive(root fs.FS) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// writeImage writes an image as `docker save` does, which `ctr images import` reads.
+// writeImage writes an image in the format of `docker save`, which `ctr images import` reads.
 func writeImage(path, reference string, root fs.FS, command ...string) error {
 	layer, err := archive(root)
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Kube is what the nodes of the test cluster and its control plane run, in one program, as one link is faster than
+// Kube contains the programs of the test cluster's nodes and control plane, since linking one binary is faster than
 // five: kube kubelet|kube-proxy|kube-controller-manager|kube-scheduler|kubectl [FLAG...].
 package main
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package conformance has Kubernetes' own tests of networks, for the test cluster: test/cluster runs its binary.
+// Package conformance builds Kubernetes' conformance tests of networks for the test cluster: test/cluster runs its
+// binary.
 package conformance
 
 import (
