@@ -57,7 +57,8 @@ static void run_offering(int flows, double rate)
 	send_asleep(&o, rate < SINGLE_RATE ? 1 : OFFER_BATCH);
 	if (bystander_port)
 		pthread_join(a->thread, NULL);
-	drain(&o);
+	/* As long as a thread that asks waits: a server with a lower priority may have to. */
+	drain(&o, TIMEOUT_MS * 1000000L);
 	o.totals.wrong += a->totals.wrong;
 	putchar('{');
 	print_times(&a->times);

@@ -290,10 +290,10 @@ static int receive(struct offerer *o, int fd)
 	return n;
 }
 
-/* drain waits for answers until none has come for a while. */
-static void drain(struct offerer *o)
+/* drain receives answers until none has come for a time; the remaining requests count as lost. */
+static void drain(struct offerer *o, int64_t wait)
 {
-	for (int64_t last = now(); o->totals.answered < o->totals.sent && now() - last < DRAIN_NS;)
+	for (int64_t last = now(); o->totals.answered < o->totals.sent && now() - last < wait;)
 		for (int i = 0; i < o->flows; i++)
 			if (receive(o, o->fds[i]) > 0)
 				last = now();
@@ -320,7 +320,7 @@ static void *run_offerer(void *arg)
 		in = (in + 1) % o->flows;
 	}
 	o->totals.end = now();
-	drain(o);
+	drain(o, DRAIN_NS);
 	return NULL;
 }
 
@@ -386,7 +386,7 @@ static void run_cost(int flows, double rate)
 	send_asleep(&o, COST_BATCH);
 	spent = busy() - spent;
 	atomic_store(&counting, false);
-	drain(&o);
+	drain(&o, DRAIN_NS);
 	stop_soaking(soakers, spent);
 	print_totals(&o.totals);
 }
