@@ -18,7 +18,7 @@ import (
 )
 
 // The verifier's work bounds how many modules fit into one program with the classifier (1,000,000 in all).
-const maxVerified = 400000
+const maxVerified = 220000
 
 func TestVerifies(t *testing.T) {
 	for name, config := range map[string]settings{

@@ -21,7 +21,7 @@ const answering = `{"classes": [{"name": "all", "direction": "both"},
 		"fallback": {"app": "linear", "reply": "00", "sourceRate": 0}}]}`
 
 // The verifier's work bounds how many modules fit into one program with this one (1,000,000 in all).
-const maxVerified = 300000
+const maxVerified = 110000
 
 func TestVerifies(t *testing.T) {
 	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
