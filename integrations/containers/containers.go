@@ -127,7 +127,7 @@ func (f *follower) follow(ctx context.Context) error {
 	f.mu.Unlock()
 	ids := make(chan string, maxEvents)
 	go f.readEvents(ctx, events, ids) // in the background, since the list may wait for a hook
-	if err := f.recall(ctx); err != nil {
+	if err := f.loadExisting(ctx); err != nil {
 		return err
 	}
 	again := time.NewTicker(relist)
@@ -155,8 +155,8 @@ func (f *follower) follow(ctx context.Context) error {
 	}
 }
 
-// recall stores names and labels of the existing containers.
-func (f *follower) recall(ctx context.Context) error {
+// loadExisting stores names and labels of the existing containers.
+func (f *follower) loadExisting(ctx context.Context) error {
 	all, err := f.runtime.created(ctx)
 	if err != nil {
 		return err

@@ -361,9 +361,9 @@ func (s *state) job(name string, instance int) *job {
 	return &j
 }
 
-// rememberModules converts the modules of a removed service back to a job, since NodeEngine may not have received the
+// storeModulesAsJob converts the modules of a removed service back to a job, since NodeEngine may not have received the
 // response to the deployment, and repeat it. The job is marked as doubtful, since the SLA may have changed by then.
-func (l *Listener) rememberModules(gone service) error {
+func (l *Listener) storeModulesAsJob(gone service) error {
 	has := l.state.modulesOf(gone.Name)
 	if !gone.Ready || len(has) == 0 || l.state.job(gone.Name, gone.Instance) != nil {
 		return nil

@@ -298,7 +298,7 @@ func TestSweptServicesDisplaceNoJobs(t *testing.T) {
 		l.state.Jobs = append(l.state.Jobs, job{Name: otherApp, Instance: i})
 	}
 	for i := range maxJobs + 10 {
-		if err := l.rememberModules(service{Name: testApp, Instance: i, Ready: true}); err != nil {
+		if err := l.storeModulesAsJob(service{Name: testApp, Instance: i, Ready: true}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -101,5 +101,5 @@ func (l *Listener) endPreparation(ctx context.Context, name string, want []modul
 	if len(have) == 0 || reflect.DeepEqual(have, want) {
 		return nil
 	}
-	return l.retract(ctx, ours)
+	return l.removePending(ctx, ours)
 }

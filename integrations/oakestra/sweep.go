@@ -77,7 +77,7 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 		if link != nil && s.Ready {
 			continue
 		}
-		if err := l.rememberModules(s); err != nil {
+		if err := l.storeModulesAsJob(s); err != nil {
 			return err
 		}
 		if err := l.releaseService(ctx, s); err != nil {
@@ -100,7 +100,7 @@ func (l *Listener) settle(ctx context.Context) error {
 		waits := m.Pending == pendingPrepared && now.Before(l.prepared[m.Service])
 		return m.Pending == pendingCreate || m.Service != "" && !l.state.uses(m.Service) && !waits
 	}
-	if err := l.retract(ctx, over); err != nil {
+	if err := l.removePending(ctx, over); err != nil {
 		return err
 	}
 	for _, m := range l.state.clone().Modules {
@@ -118,9 +118,10 @@ func (l *Listener) settle(ctx context.Context) error {
 	return nil
 }
 
-// retract removes modules that the agent has, may have, or is about to apply. The agent makes one change at a time:
-// when it responds, the unconfirmed request has ended, unless it reaches the agent later (see expectLateRequests).
-func (l *Listener) retract(ctx context.Context, which func(module) bool) error {
+// removePending removes modules that the agent has, may have, or is about to apply. The agent makes one change at a
+// time: when it responds, the unconfirmed request has ended, unless it reaches the agent later (see
+// expectLateRequests).
+func (l *Listener) removePending(ctx context.Context, which func(module) bool) error {
 	var refs []ref
 	for _, m := range l.state.Modules {
 		if which(m) {

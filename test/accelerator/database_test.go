@@ -42,7 +42,7 @@ func TestRedis(t *testing.T) {
 			webFiles[name], n.fetched(name, 0)))
 		n.same("redis value "+name, n.fetched(name, 0), n.published(name))
 	}
-	n.judged("redis-check-rdb", "redis-benchmark")
+	n.checkVerdicts("redis-check-rdb", "redis-benchmark")
 	if !plain {
 		n.traced("redis-benchmark", "-h", host, "-p", port, "-q", "-c", "2", "-n", "10000000", "-t", "get")
 	}
@@ -119,8 +119,8 @@ func TestPostgres(t *testing.T) {
 		return strings.TrimSpace(n.output(n.a, "psql", "-h", host, "-U", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1",
 			"-c", query))
 	}
-	n.known(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
-	n.known(func() { n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres") }, "pgbench")
+	n.awaitVerdicts(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
+	n.awaitVerdicts(func() { n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres") }, "pgbench")
 	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "200", "-M", "prepared",
 		"postgres")
 	if !strings.Contains(out, "actually processed: 1600/1600") {
@@ -138,5 +138,5 @@ func TestPostgres(t *testing.T) {
 	if rows := sql("SELECT count(*) FROM numbers NATURAL JOIN again"); rows != "250000" {
 		t.Errorf("%s of 250000 rows are there again", rows)
 	}
-	n.judged("postgres", "psql", "pgbench")
+	n.checkVerdicts("postgres", "psql", "pgbench")
 }

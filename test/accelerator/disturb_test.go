@@ -66,9 +66,9 @@ func TestDisturbed(t *testing.T) {
 		begin := time.Now()
 		d.do(n)
 		n.settled()
-		before := n.account().Bytes
-		wait.Until(t, "connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before },
-			func() any { return n.account() }, func() any { return n.executables() })
+		before := n.pairReport().Bytes
+		wait.Until(t, "connections are accelerated after "+d.what, func() bool { return n.pairReport().Bytes > before },
+			func() any { return n.pairReport() }, func() any { return n.executables() })
 		t.Logf("%s: %v", d.what, time.Since(begin).Round(time.Millisecond))
 	}
 	s.finish()

@@ -110,7 +110,7 @@ func TestEnvoyCalls(t *testing.T) {
 		}
 		n.output(from, "curl", "-sSf", "--haproxy-protocol", "-o", n.fetched("page", 0), url(n.a, proxyPort)+"/page")
 	}
-	n.judged("envoy", "node", "curl")
+	n.checkVerdicts("envoy", "node", "curl")
 	if x := n.executables()["envoy"]; !plain && x.Verdict != "safe" {
 		t.Errorf("%+v", x)
 	}
@@ -123,7 +123,7 @@ func TestEnvoyCalls(t *testing.T) {
 	if found = slices.Compact(found); len(found) > 0 {
 		t.Errorf("Envoy calls %q", found)
 	}
-	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.account())
+	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.pairReport())
 }
 
 // traceFinds checks that strace would write the call to the file.

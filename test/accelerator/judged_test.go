@@ -11,8 +11,8 @@ import (
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
-// account returns the module's counts, summed over all pairs of services.
-func (n *node) account() (sum modules.PairReport) {
+// pairReport returns the module's counts, summed over all pairs of services.
+func (n *node) pairReport() (sum modules.PairReport) {
 	n.T.Helper()
 	var pairs []modules.PairReport
 	n.Must(http.MethodGet, "/v1/modules/fast/pairs", nil, &pairs)
@@ -31,8 +31,8 @@ func (n *node) account() (sum modules.PairReport) {
 	return sum
 }
 
-// guarded reports whether splice(2) fails on accelerated sockets.
-func (n *node) guarded() bool {
+// spliceFails reports whether splice(2) fails on accelerated sockets.
+func (n *node) spliceFails() bool {
 	n.T.Helper()
 	var kernel modules.KernelReport
 	n.Must(http.MethodGet, "/v1/modules/fast/kernel", nil, &kernel)
@@ -51,8 +51,8 @@ func (n *node) executables() map[string]modules.ExecutableReport {
 	return found
 }
 
-// known repeats run until the module knows the programs in it: the first connection of each is plain.
-func (n *node) known(run func(), programs ...string) {
+// awaitVerdicts repeats run until the module knows the programs in it: the first connection of each is plain.
+func (n *node) awaitVerdicts(run func(), programs ...string) {
 	n.T.Helper()
 	run()
 	if plain {
@@ -65,9 +65,9 @@ func (n *node) known(run func(), programs ...string) {
 	})
 }
 
-// judged checks the module's verdict on each program that ran: their connections were accelerated, or they are
+// checkVerdicts checks the module's verdict on each program that ran: their connections were accelerated, or they are
 // excluded, with the reason.
-func (n *node) judged(programs ...string) {
+func (n *node) checkVerdicts(programs ...string) {
 	n.T.Helper()
 	if plain {
 		return
@@ -87,8 +87,8 @@ func (n *node) judged(programs ...string) {
 		}
 		n.T.Logf("%s: %s %s", name, x.Verdict, x.Why)
 	}
-	n.T.Logf("%+v", n.account())
+	n.T.Logf("%+v", n.pairReport())
 	if safe == len(programs) {
-		n.Eventually("programs that are safe are accelerated", func() bool { return n.account().Bytes > 0 })
+		n.Eventually("programs that are safe are accelerated", func() bool { return n.pairReport().Bytes > 0 })
 	}
 }

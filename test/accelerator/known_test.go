@@ -24,12 +24,12 @@ func TestKnownPrograms(t *testing.T) {
 			t.Errorf("%s is known to be safe, but nothing here shows that", name)
 			continue
 		}
-		before := n.account().Messages
+		before := n.pairReport().Messages
 		n.Eventually("messages of "+name+" are redirected", func() bool {
 			drive()
-			return n.account().Messages >= before+10
+			return n.pairReport().Messages >= before+10
 		})
-		t.Logf("%s: %d messages", name, n.account().Messages-before)
+		t.Logf("%s: %d messages", name, n.pairReport().Messages-before)
 	}
 	found := n.executables()
 	for name := range drivers {

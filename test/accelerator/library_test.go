@@ -42,11 +42,11 @@ func TestLibraries(t *testing.T) {
 		if out, err := exec.Command("go", "test", "-c", "-o", programs[i], l.name).CombinedOutput(); err != nil {
 			t.Fatalf("go test -c %s: %v: %s", l.name, err, out)
 		}
-		before := n.account().Messages
+		before := n.pairReport().Messages
 		cmd := n.command(t.Context(), n.a, programs[i], "-test.short", "-test.v", "-test.timeout", "4m", "-test.skip", l.skip)
 		cmd.Dir = strings.TrimSpace(string(sources))
 		out, err := cmd.CombinedOutput()
-		passed, messages := strings.Count(string(out), "\n--- PASS"), n.account().Messages-before
+		passed, messages := strings.Count(string(out), "\n--- PASS"), n.pairReport().Messages-before
 		if err != nil || passed < 100 || messages < 100 {
 			t.Errorf("tests of %s: %v, %d passed, %d redirected messages:\n%s", l.name, err, passed, messages,
 				out[max(0, len(out)-4000):])

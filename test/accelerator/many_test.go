@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/pidtest"
 )
 
-// everything returns a config that also accelerates short connections.
-func everything(mode string) map[string]any {
+// acceleratesAll returns a config that also accelerates short connections.
+func acceleratesAll(mode string) map[string]any {
 	config := allowed()
 	config["mode"], config["thresholds"] = mode, map[string]any{"minTurns": 0}
 	return config
@@ -43,7 +43,7 @@ func (n *node) empty() {
 
 // Connections that end leave no entries: KERB_CONNECTIONS of them.
 func TestEntries(t *testing.T) {
-	n := newAcceleratedNode(t, everything("adaptive"))
+	n := newAcceleratedNode(t, acceleratesAll("adaptive"))
 	count := number(t, "KERB_CONNECTIONS", 5_000)
 	server := n.serve(n.b)
 	n.warm(server)
@@ -58,7 +58,7 @@ func TestEntries(t *testing.T) {
 	if plain {
 		return
 	}
-	sum := n.account()
+	sum := n.pairReport()
 	t.Logf("%+v", sum)
 	if int(sum.Accelerated) < count*9/10 {
 		t.Errorf("only %d of %d connections were accelerated", sum.Accelerated, count)
@@ -77,7 +77,7 @@ func (n *node) warm(server *peer) {
 		if err := client.finish(); err != nil {
 			n.T.Fatal(err)
 		}
-		return n.account().Bytes > 0
+		return n.pairReport().Bytes > 0
 	})
 }
 
@@ -116,14 +116,14 @@ func TestIdle(t *testing.T) {
 		t.Skip("nothing goes out of a map")
 	}
 	pidtest.NeedPIDs(t)
-	config := everything("adaptive")
+	config := acceleratesAll("adaptive")
 	config["thresholds"].(map[string]any)["idle"] = 1
 	n := newAcceleratedNode(t, config)
 	const connections = 200
 	server := n.serve(n.b)
 	n.warm(server)
 	client := n.hold(8, connections)
-	n.Eventually("the connections have left", func() bool { return n.account().Refused["idle"] >= connections })
+	n.Eventually("the connections have left", func() bool { return n.pairReport().Refused["idle"] >= connections })
 	n.Kill()
 	_, _ = client.stdin.Write([]byte{0}) // may have ended: finish reports it
 	n.Start()
@@ -136,7 +136,7 @@ func TestIdle(t *testing.T) {
 	if err := server.finish(); err != nil {
 		t.Error(err)
 	}
-	t.Logf("%+v", n.account())
+	t.Logf("%+v", n.pairReport())
 	n.empty()
 }
 
@@ -167,7 +167,7 @@ func TestMemory(t *testing.T) {
 	}
 	const connections, rounds, most = 10_000, 2, 16_000_000
 	aged := func(mode string) map[string]any {
-		config := everything(mode)
+		config := acceleratesAll(mode)
 		config["thresholds"].(map[string]any)["idle"] = 10
 		return config
 	}

@@ -66,7 +66,7 @@ func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 	})
 	for lines := bufio.NewScanner(stdout); lines.Scan(); watchdog.Reset(quiet) {
 		p.last = lines.Text()
-		p.hear(strings.Fields(p.last))
+		p.parseLine(strings.Fields(p.last))
 	}
 	watchdog.Stop()
 	if p.err = p.cmd.Wait(); silent.Load() {
@@ -74,7 +74,7 @@ func (p *peer) listen(stdout io.Reader, quiet time.Duration) {
 	}
 }
 
-func (p *peer) hear(words []string) {
+func (p *peer) parseLine(words []string) {
 	switch {
 	case len(words) == 3 && words[0] == "at":
 		talks, _ := strconv.ParseInt(words[1], 10, 64)

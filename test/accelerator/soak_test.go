@@ -99,7 +99,7 @@ func TestSoak(t *testing.T) {
 			n := newAcceleratedNode(t, allowed())
 			s := newSoak(n, options...)
 			time.Sleep(soakTime(t, 2*time.Second)) // of conversations
-			n.judged(filepath.Base(talker))
+			n.checkVerdicts(filepath.Base(talker))
 			if again := s.finish(); again > 0 && options == nil {
 				t.Errorf("%d calls that wait have answered EAGAIN", again)
 			}
@@ -124,7 +124,7 @@ func TestKilledPeers(t *testing.T) {
 			s.clients[i] = s.talk([]*netlab.Host{n.a, n.b}[i], addresses([]*netlab.Host{n.b, n.a}[i]))
 		}
 	}
-	n.judged(filepath.Base(talker))
+	n.checkVerdicts(filepath.Base(talker))
 	s.finish()
 	t.Logf("%d processes killed", killed)
 }

@@ -168,7 +168,7 @@ func (p prepared) accelerated(t *testing.T, n *node, part string) (results, modu
 	r := p.run(t, func(ctx context.Context, name string, args ...string) *exec.Cmd {
 		return n.command(ctx, n.a, name, args...)
 	}, part)
-	seen := n.account()
+	seen := n.pairReport()
 	n.Must(http.MethodDelete, "/v1/modules/fast", nil, nil)
 	return r, seen
 }

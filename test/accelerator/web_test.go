@@ -51,7 +51,7 @@ func (n *node) same(what, got, want string) {
 // browse fetches all files in one connection. With echoes, it also checks that the server returns what it sends.
 func (n *node) browse(from *netlab.Host, base string, echoes bool) {
 	n.T.Helper()
-	n.known(func() { n.output(from, "curl", "-sSf", "-o", n.fetched("film", 0), base+"/film") }, "curl")
+	n.awaitVerdicts(func() { n.output(from, "curl", "-sSf", "-o", n.fetched("film", 0), base+"/film") }, "curl")
 	var gets, posts []string
 	for name := range webFiles {
 		for i := range 3 {
@@ -119,7 +119,7 @@ func TestNginx(t *testing.T) {
 	n.browse(n.b, url(n.b, proxyPort), false)
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("nginx", "curl")
+	n.checkVerdicts("nginx", "curl")
 }
 
 func TestNode(t *testing.T) {
@@ -129,7 +129,7 @@ func TestNode(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("node", "curl")
+	n.checkVerdicts("node", "curl")
 }
 
 func TestJava(t *testing.T) {
@@ -140,7 +140,7 @@ func TestJava(t *testing.T) {
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))
-	n.judged("java", "curl")
+	n.checkVerdicts("java", "curl")
 }
 
 // HAProxy with all its splicing enabled, for HTTP and TCP.
@@ -171,11 +171,11 @@ listen bytes
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("haproxy", "nginx", "curl")
+	n.checkVerdicts("haproxy", "nginx", "curl")
 	if plain {
 		return
 	}
-	if x, guard := n.executables()["haproxy"], n.guarded(); guard != (x.Verdict == "safe") {
+	if x, guard := n.executables()["haproxy"], n.spliceFails(); guard != (x.Verdict == "safe") {
 		t.Errorf("guard: %v, %+v", guard, x)
 	}
 }
@@ -199,7 +199,7 @@ listen bytes
 	n.browse(n.a, url(n.a, proxyPort), true)
 	n.browse(n.b, url(n.a, proxyPort), true)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("haproxy", "node", "curl")
+	n.checkVerdicts("haproxy", "node", "curl")
 	if x := n.executables()["haproxy"]; !plain && x.Verdict != "safe" {
 		t.Errorf("%+v", x)
 	}
@@ -244,7 +244,7 @@ func TestEnvoy(t *testing.T) {
 	n.browse(n.a, url(n.a, proxyPort), false)
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("envoy", "nginx", "curl")
+	n.checkVerdicts("envoy", "nginx", "curl")
 }
 
 // A Go proxy splices between sockets, in front of an echo server that sends and receives at the same time.
@@ -256,5 +256,5 @@ func TestGoProxy(t *testing.T) {
 	n.browse(n.a, url(n.a, proxyPort), true)
 	n.browse(n.b, url(n.a, proxyPort), true)
 	n.load(n.a, url(n.a, proxyPort))
-	n.judged("copier", "node", "curl")
+	n.checkVerdicts("copier", "node", "curl")
 }

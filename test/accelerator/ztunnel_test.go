@@ -73,10 +73,10 @@ func TestZtunnelCalls(t *testing.T) {
 	n.ztunnel(program, append([]string{strace}, tracing(file)...)...)
 	n.redis()
 	host, port := n.b.Addr4().String(), fmt.Sprint(redisPort)
-	before := n.account().Messages
+	before := n.pairReport().Messages
 	n.Eventually("messages are redirected to and from ztunnel", func() bool {
 		n.output(n.a, "redis-benchmark", "-h", host, "-p", port, "-q", "-c", "1", "-n", "1000", "-t", "get")
-		return plain || n.account().Messages >= before+100
+		return plain || n.pairReport().Messages >= before+100
 	})
 	calls, err := os.ReadFile(file)
 	if err != nil || bytes.Count(calls, []byte("recvfrom(")) < 1000 {
@@ -87,7 +87,7 @@ func TestZtunnelCalls(t *testing.T) {
 	if found = slices.Compact(found); len(found) > 0 {
 		t.Errorf("ztunnel calls %q", found)
 	}
-	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.account())
+	t.Logf("%d bytes of calls, none unlike TCP; %+v", len(calls), n.pairReport())
 }
 
 // The reason why ztunnel is not in the list of safe programs: of a request in several pieces it waits for the last
@@ -108,22 +108,22 @@ func TestZtunnelMissesBytes(t *testing.T) {
 			tunnel := n.ztunnel(program)
 			script, host, port := installed(t, "testdata/pieces.py"), n.b.Addr4().String(), fmt.Sprint(peerPort)
 			n.daemon(n.b, peerPort, python, script, "server", host, port)
-			before := n.account().Messages
+			before := n.pairReport().Messages
 			var client *pieces
 			n.Eventually("messages are redirected to and from ztunnel, if it is allowed", func() bool {
 				client = n.pieces(python, script, host, port)
-				client.hears("warm")
-				return len(allow) == 1 || n.account().Messages >= before+50
+				client.expectLine("warm")
+				return len(allow) == 1 || n.pairReport().Messages >= before+50
 			})
 			client.must(tunnel.Process.Signal(syscall.SIGSTOP))
-			client.goOn()
-			client.hears("sent")
+			client.proceed()
+			client.expectLine("sent")
 			client.must(tunnel.Process.Signal(syscall.SIGCONT))
-			client.goOn()
+			client.proceed()
 			if len(allow) > 1 {
-				client.hears("nothing")
+				client.expectLine("nothing")
 			}
-			client.hears("answered")
+			client.expectLine("answered")
 		})
 	}
 }
@@ -158,13 +158,13 @@ func (p *pieces) must(err error) {
 	}
 }
 
-func (p *pieces) goOn() {
+func (p *pieces) proceed() {
 	p.t.Helper()
 	_, err := p.in.Write([]byte("\n"))
 	p.must(err)
 }
 
-func (p *pieces) hears(word string) {
+func (p *pieces) expectLine(word string) {
 	p.t.Helper()
 	if line, err := p.out.ReadString('\n'); strings.TrimSpace(line) != word {
 		p.t.Fatalf("the client says %q, want %s: %v", line, word, err)

@@ -20,19 +20,19 @@ const accelerator = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule"
 // The agent runs in namespaces of the node, as in a node that is a container. The cluster address is translated by
 // kube-proxy, and then by the proxy of the pods.
 func (c cluster) testAccelerator() {
-	c.accelerates(second)
+	c.checkAccelerator(second)
 	c.apply(`{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "services"}, "spec": {
   "package": {"name": "proxy"}, "attach": {"pods": {"podSelector": {"matchLabels": {"app": "client"}}}}}}`)
-	patiently(c, "the Services are served", func() bool {
+	eventually(c, "the Services are served", func() bool {
 		return c.condition("kerbnode", second, "ServicesProxied").Status == "True"
 	}, func() any { return c.condition("kerbnode", second, "ServicesProxied") })
-	c.accelerates(second, "services")
+	c.checkAccelerator(second, "services")
 	c.do("kubectl", "delete", "clustermodule", "services")
 }
 
-// accelerates starts two pods on a node that communicate through the address of a Service. Their data is redirected
-// while both have the label, and uses TCP while one has not. The client has more modules.
-func (c cluster) accelerates(node string, more ...string) {
+// checkAccelerator starts two pods on a node that communicate through the address of a Service. Their data is
+// redirected while both have the label, and uses TCP while one has not. The client has more modules.
+func (c cluster) checkAccelerator(node string, more ...string) {
 	c.Helper()
 	c.apply(accelerator)
 	const service = "10.96.0.80:80"
@@ -44,11 +44,11 @@ func (c cluster) accelerates(node string, more ...string) {
 		c.test(), labels("yes"), c.test(), c.test()))
 	c.create1(strings.NewReplacer(`"labels": {`, labels("no"), "172.30.0.99:80", service).Replace(
 		c.manifest("client", "client", node, "ask", "80")))
-	patiently(c, "both pods run", func() bool {
+	eventually(c, "both pods run", func() bool {
 		return c.podService(node, "client") != nil && c.podService(node, "server") != nil
 	}, func() any { return c.get() })
 	for _, module := range more {
-		c.counted(module, 1)
+		c.awaitServicesWithModule(module, 1)
 	}
 	var with, without []time.Duration
 	for range 5 { // alternately: the machine is not idle
@@ -85,11 +85,11 @@ func (c cluster) ask(node, label string) time.Duration {
 	client := c.clientLog(node)
 	const settle, count = 3, 10 // connections: open ones stay with TCP or redirection
 	first := len(asked(client)) + settle
-	patiently(c, "the client is answered", func() bool { return len(asked(client)) >= first }, func() any {
+	eventually(c, "the client is answered", func() bool { return len(asked(client)) >= first }, func() any {
 		return asked(client)
 	})
 	before := c.redirected(node)
-	patiently(c, "the client is answered", func() bool { return len(asked(client)) >= first+count }, func() any {
+	eventually(c, "the client is answered", func() bool { return len(asked(client)) >= first+count }, func() any {
 		return asked(client)
 	})
 	redirected := c.redirected(node) - before

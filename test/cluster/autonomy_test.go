@@ -52,8 +52,8 @@ func (c cluster) testAutonomy() {
 			time.Sleep(10 * time.Second) // in which kerb-kube-node saves its state
 		}
 	}
-	flow.unbroken(c)
-	everywhere(c.endSandboxes)
+	flow.checkComplete(c)
+	onEachNode(c.endSandboxes)
 	c.await(all, 1)
 	c.onlyOpen(all, 1)
 	lasted := time.Since(began).Round(time.Second)
@@ -81,7 +81,7 @@ func (c cluster) saved(all []pod) {
 
 func (c cluster) nodesReady() {
 	c.Helper()
-	patiently(c, "the nodes are ready", func() bool {
+	eventually(c, "the nodes are ready", func() bool {
 		_, err := c.try("", "kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=1s")
 		return err == nil
 	}, func() any { return c.do("kubectl", "get", "nodes") })
@@ -102,7 +102,7 @@ func (c cluster) static(app string, n int) (all []pod) {
 			c.Fatal(err)
 		}
 	}
-	patiently(c, "the kubelets start pods", func() bool {
+	eventually(c, "the kubelets start pods", func() bool {
 		all = nil
 		for i := range n {
 			node := fmt.Sprint("n", i+1)
@@ -131,7 +131,7 @@ func (c cluster) endStatic(app string, n int) {
 		}
 	}
 	if app == "denied" {
-		patiently(c, "the pods end", func() bool { return c.attached() == before-n }, func() any { return c.attached() })
+		eventually(c, "the pods end", func() bool { return c.attached() == before-n }, func() any { return c.attached() })
 	}
 }
 
@@ -148,9 +148,9 @@ func (c cluster) testRebootAlone() {
 		})
 	})
 	c.do("api", "stop")
-	everywhere(func(node string) { c.do("node", node, "stop") })
+	onEachNode(func(node string) { c.do("node", node, "stop") })
 	c.reset()
-	everywhere(func(node string) { c.do("node", node, "start") })
+	onEachNode(func(node string) { c.do("node", node, "start") })
 	c.await(all, 1)
 	c.onlyOpen(all, 1)
 	c.do("api", "start")
@@ -172,7 +172,7 @@ func (c cluster) testLink() {
 	c.saved(all)
 	c.link("numgen random mod 100 < 30 drop")
 	c.apply(linkCount)
-	c.counted("link", nodes)
+	c.awaitServicesWithModule("link", nodes)
 	for i := range nodes {
 		c.create1(c.manifest(fmt.Sprint("late-", i), "denied", fmt.Sprint("n", i+1), "flood", floodPort))
 	}
@@ -194,18 +194,18 @@ func (c cluster) testLink() {
 		c.await(all, 0)
 		c.onlyOpen(all, 0)
 	}
-	c.counted("link", nodes)
+	c.awaitServicesWithModule("link", nodes)
 	time.Sleep(time.Until(began.Add(min(c.away(), 4*time.Minute)))) // after five the API server deletes the pods
 	c.link("accept")
 	lasted, back := time.Since(began), time.Now()
-	c.counted("link", 0)
+	c.awaitServicesWithModule("link", 0)
 	c.Logf("after %v without a link, all nodes had the change within %v", lasted.Round(time.Second),
 		time.Since(back).Round(100*time.Millisecond))
 	c.nodesReady()
 	c.await(all, 0)
 	c.onlyOpen(all, 0)
-	flow.unbroken(c)
-	everywhere(func(node string) { c.nft("kerb-"+node, "", "delete", "table", "inet", "link") })
+	flow.checkComplete(c)
+	onEachNode(func(node string) { c.nft("kerb-"+node, "", "delete", "table", "inet", "link") })
 	c.delete()
 }
 
@@ -215,7 +215,7 @@ const linkCount = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", 
 // link sets the verdict on packets between the nodes and the API server, in both directions.
 func (c cluster) link(verdict string) {
 	c.Helper()
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		c.nft("kerb-"+node, fmt.Sprintf(`add table inet link
 delete table inet link
 table inet link {
@@ -225,12 +225,12 @@ table inet link {
 	})
 }
 
-// counted waits until this many services have a module.
-func (c cluster) counted(module string, services int) {
+// awaitServicesWithModule waits until this many services have a module.
+func (c cluster) awaitServicesWithModule(module string, services int) {
 	c.Helper()
-	patiently(c, fmt.Sprintf("%d services have module %s", services, module), func() bool {
-		return c.having(module) == services
-	}, func() any { return c.having(module) })
+	eventually(c, fmt.Sprintf("%d services have module %s", services, module), func() bool {
+		return c.servicesWithModule(module) == services
+	}, func() any { return c.servicesWithModule(module) })
 }
 
 // endSandboxes kills the sandboxes of all pods of a node. The kubelet replaces them.

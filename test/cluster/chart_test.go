@@ -30,7 +30,7 @@ func (c cluster) render(args ...string) string {
 // leaves no pins, links, configurations and state on nodes, and nothing in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		for name, file := range map[string]string{"kerb.test/kerb": archive, "kerb.test/earlier": earlier()} {
 			c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "--base-name", name, file)
 		}
@@ -45,30 +45,30 @@ func (c cluster) testChart() {
 	c.scrape(token)
 	c.apply(modules)
 	if earlier() == archive {
-		old.adopted(c)
+		old.awaitAdopted(c)
 	}
-	c.accelerates(second)
+	c.checkAccelerator(second)
 	all := c.start(c.pods())
 	c.onlyOpen(all, 0)
 	all = append(all, c.upgrade()...)
-	old.adopted(c)
+	old.awaitAdopted(c)
 	c.await(all, 0)
 	c.onlyOpen(all, 0)
 
 	c.apply(c.render("--set", "uninstall=true"))
-	patiently(c, "Kerb is removed from all nodes", func() bool {
+	eventually(c, "Kerb is removed from all nodes", func() bool {
 		return c.initialized() == nodes
 	}, func() any { return c.do("kubectl", "-n", "kerb-system", "get", "pods", "-o", "wide") })
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		if left := c.left(node); left != "" {
 			c.Errorf("left on node %s:\n%s", node, left)
 		}
 	})
 	for _, p := range all {
-		c.passes(c.flood(p, 0).address)
+		c.awaitPackets(c.flood(p, 0).address)
 	}
-	old.denied.continues(c)
-	old.counted.unbroken(c)
+	old.denied.awaitMore(c)
+	old.counted.checkComplete(c)
 	c.do("kubectl", "delete", "pods", "-l", "test="+ranBefore)
 	if n := c.running(); n != len(all)+nodes { // and the flows
 		c.Errorf("%d of %d pods run", n, len(all)+nodes)
@@ -99,9 +99,9 @@ func (c cluster) ran(node string) ran {
 	return ran{node, start("denied", "9981"), start("flow", "9982")}
 }
 
-// adopted waits until the pods have the modules that select them. From then on no packet of the denied pod arrives, and
-// all of the other one do.
-func (r ran) adopted(c cluster) {
+// awaitAdopted waits until the pods have the modules that select them. From then on no packet of the denied pod
+// arrives, and all of the other one do.
+func (r ran) awaitAdopted(c cluster) {
 	c.Helper()
 	hooks := func() map[string]string {
 		all := map[string]string{}
@@ -119,14 +119,14 @@ func (r ran) adopted(c cluster) {
 	}
 	want := map[string]string{"denied tc-ingress": "deny", "denied tc-egress": "deny", "flow tc-ingress": "count",
 		"flow tc-egress": "count"}
-	patiently(c, "pods that ran before have their modules", func() bool { return maps.Equal(hooks(), want) },
+	eventually(c, "pods that ran before have their modules", func() bool { return maps.Equal(hooks(), want) },
 		func() any { return hooks() })
 	wait.Until(c, "nothing of the denied pod that ran before arrives", func() bool {
 		before := r.denied.arrived()
-		r.counted.continues(c)
+		r.counted.awaitMore(c)
 		return r.denied.arrived() == before
 	})
-	r.counted.unbroken(c)
+	r.counted.checkComplete(c)
 }
 
 // left returns remains of Kerb on a node. Files of the kubelet and containerd about its pods are below their
@@ -158,7 +158,7 @@ func (c cluster) nothingLeft() {
 		}
 		return all
 	}
-	patiently(c, "nothing of Kerb is left in the API server", func() bool { return len(left()) == 0 }, func() any {
+	eventually(c, "nothing of Kerb is left in the API server", func() bool { return len(left()) == 0 }, func() any {
 		return left()
 	})
 }

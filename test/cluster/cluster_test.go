@@ -83,8 +83,8 @@ var layouts = map[string]struct{ conf, bin string }{
 
 var layout = layouts[os.Getenv("LAYOUT")]
 
-// everywhere calls f for each node.
-func everywhere(f func(node string)) {
+// onEachNode calls f for each node.
+func onEachNode(f func(node string)) {
 	for i := range nodes {
 		f(fmt.Sprint("n", i+1))
 	}
@@ -136,7 +136,7 @@ func (c cluster) apply(text string) {
 // program starts or kills a program on all nodes.
 func (c cluster) program(verb, name string) {
 	c.Helper()
-	everywhere(func(node string) { c.do("on", node, "test/cluster/node", verb, name) })
+	onEachNode(func(node string) { c.do("on", node, "test/cluster/node", verb, name) })
 }
 
 const runDir = "../../out/cluster/run"
@@ -186,7 +186,7 @@ func (c cluster) create(n int) (all []pod) {
 	for i := range n {
 		list.WriteString(c.manifest(fmt.Sprint("denied-", i), "denied", fmt.Sprint("n", i%nodes+1), "flood", floodPort))
 	}
-	everywhere(func(node string) { list.WriteString(c.manifest("open-"+node, "open", node, "flood", floodPort)) })
+	onEachNode(func(node string) { list.WriteString(c.manifest("open-"+node, "open", node, "flood", floodPort)) })
 	if _, err := c.try(list.String(), "kubectl", "create", "-f", "-"); err != nil {
 		c.Fatal(err)
 	}
@@ -263,8 +263,8 @@ func (c cluster) await(all []pod, container int) {
 		}
 		return names
 	}
-	patiently(c, "all pods have sent", func() bool { return len(waiting()) == 0 }, func() any { return waiting() })
-	patiently(c, "the module is attached", func() bool { return c.attached() == denied(all) }, func() any {
+	eventually(c, "all pods have sent", func() bool { return len(waiting()) == 0 }, func() any { return waiting() })
+	eventually(c, "the module is attached", func() bool { return c.attached() == denied(all) }, func() any {
 		out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "yaml")
 		return fmt.Sprint(out, err)
 	})
@@ -280,8 +280,8 @@ func denied(all []pod) (n int) {
 	return n
 }
 
-// patiently is wait.Until for operations that kubelets retry with backoff.
-func patiently(c cluster, what string, ok func() bool, seen func() any) {
+// eventually is wait.Until for operations that kubelets retry with backoff.
+func eventually(c cluster, what string, ok func() bool, seen func() any) {
 	c.Helper()
 	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
@@ -291,14 +291,14 @@ func patiently(c cluster, what string, ok func() bool, seen func() any) {
 }
 
 // attached returns how many services of the test's pods are denied.
-func (c cluster) attached() int { return c.having("deny") }
+func (c cluster) attached() int { return c.servicesWithModule("deny") }
 
-// having returns how many services of the test's pods have a module in chains of both directions, on nodes whose agent
-// responds.
-func (c cluster) having(module string) (n int) {
+// servicesWithModule returns how many services of the test's pods have a module in chains of both directions, on nodes
+// whose agent responds.
+func (c cluster) servicesWithModule(module string) (n int) {
 	c.Helper()
 	var services []v1.Service
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		var some []v1.Service
 		out, err := c.try("", "on", node, "kerb", "get", "services", "-o", "json")
 		if err == nil && json.Unmarshal([]byte(out), &some) == nil {
@@ -326,9 +326,9 @@ func (c cluster) having(module string) (n int) {
 func (c cluster) delete() {
 	c.Helper()
 	c.do("kubectl", "delete", "pods", "-l", "test="+c.test())
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		namespaces := func() string { return c.do("on", node, "ls", "/run/netns") }
-		patiently(c, "the pods of "+node+" end", func() bool { return !strings.Contains(namespaces(), "cni-") },
+		eventually(c, "the pods of "+node+" end", func() bool { return !strings.Contains(namespaces(), "cni-") },
 			func() any { return namespaces() })
 	})
 }

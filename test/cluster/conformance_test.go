@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 		t.Skip("needs a Kubernetes cluster and Kubernetes' own tests: make test-conformance")
 	}
 	c := up(t)
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		for _, image := range []string{"agnhost", "coredns", "pause"} {
 			c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "out/cluster/bin/"+image+".tar")
 		}
@@ -38,9 +38,9 @@ func TestConformance(t *testing.T) {
 		everyPod("record", "flows", `{}`))
 	c.do("kubectl", "apply", "-f", "coredns.yaml")
 	c.do("kubectl", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s")
-	t.Run("Chained", func(t *testing.T) { cluster{t}.conforms("count", "judge", "record") })
+	t.Run("Chained", func(t *testing.T) { cluster{t}.runConformance("count", "judge", "record") })
 	c.apply(everyPod("serve", "proxy", `{}`))
-	t.Run("Proxy", func(t *testing.T) { cluster{t}.conforms("count", "judge", "record", "serve") })
+	t.Run("Proxy", func(t *testing.T) { cluster{t}.runConformance("count", "judge", "record", "serve") })
 }
 
 // everyPod returns a ClusterModule on the pods of all namespaces.
@@ -50,8 +50,8 @@ func everyPod(name, pkg, config string) string {
 `
 }
 
-// conforms runs the tests, and checks that the modules have processed packets in the meantime.
-func (c cluster) conforms(modules ...string) {
+// runConformance runs the tests, and checks that the modules have processed packets in the meantime.
+func (c cluster) runConformance(modules ...string) {
 	before := c.packets()
 	results := c.conformance(`\[sig-network\].*\[Conformance\]`)
 	var passed, failed []string
@@ -82,7 +82,7 @@ func (c cluster) conforms(modules ...string) {
 func (c cluster) packets() map[string]uint64 {
 	c.Helper()
 	all := map[string]uint64{}
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		for _, m := range decode[[]v1.ModuleCount](c, "on", node, "kerb", "module", "counts", "-o", "json") {
 			all[m.Module] += m.Packets
 		}

@@ -49,7 +49,7 @@ func (c cluster) flowOf(port, manifest string) *flow {
 	if _, err := c.try(manifest, "kubectl", "create", "-f", "-"); err != nil {
 		c.Fatal(err)
 	}
-	f.continues(c)
+	f.awaitMore(c)
 	return f
 }
 
@@ -98,16 +98,16 @@ func (f *flow) arrived() uint64 {
 	return f.received
 }
 
-func (f *flow) continues(c cluster) {
+func (f *flow) awaitMore(c cluster) {
 	c.Helper()
 	before := f.arrived()
 	wait.Until(c, "the flow continues", func() bool { return f.arrived() > before+100 })
 }
 
-// unbroken fails if a datagram between the first and the last one is missing.
-func (f *flow) unbroken(c cluster) {
+// checkComplete fails if a datagram between the first and the last one is missing.
+func (f *flow) checkComplete(c cluster) {
 	c.Helper()
-	f.continues(c)
+	f.awaitMore(c)
 	f.Lock()
 	defer f.Unlock()
 	lost := f.last - f.first + 1 - f.received

@@ -36,7 +36,7 @@ func (c cluster) testAgentKilled() {
 	c.reset()
 	all := c.create(c.pods())
 	for third := range 3 {
-		patiently(c, "pods start", func() bool { return c.running() >= len(all)*third/3 }, func() any { return c.get() })
+		eventually(c, "pods start", func() bool { return c.running() >= len(all)*third/3 }, func() any { return c.get() })
 		c.program("stop", "agent")
 		c.Logf("the agent was killed when %d of %d pods ran", c.running(), len(all))
 		c.program("start", "agent")
@@ -59,9 +59,9 @@ func (c cluster) running() (n int) {
 // After a reboot of all nodes the pods start again, and are denied from their first packet.
 func (c cluster) testReboot() {
 	all := c.start(c.pods())
-	everywhere(func(node string) { c.do("node", node, "stop") })
+	onEachNode(func(node string) { c.do("node", node, "stop") })
 	c.reset()
-	everywhere(func(node string) { c.do("node", node, "start") })
+	onEachNode(func(node string) { c.do("node", node, "start") })
 	c.await(all, 1)
 	c.onlyOpen(all, 1)
 	c.delete()
@@ -75,12 +75,12 @@ func (c cluster) testUninstall() {
 	all := c.start(3)
 	c.onlyOpen(all, 0)
 	c.program("stop", "cni")
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		c.do("on", node, "kerb-cni", "uninstall", "--conf", layout.conf, "--bin", layout.bin)
 	})
 	c.program("stop", "kube-node")
 	c.program("stop", "agent")
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		c.do("on", node, "kerb", "purge", "--all")
 		c.do("on", node, "kerb-kube-node", "--purge")
 		if left := c.left(node); left != "" {
@@ -88,7 +88,7 @@ func (c cluster) testUninstall() {
 		}
 	})
 	for _, p := range all {
-		c.passes(c.flood(p, 0).address)
+		c.awaitPackets(c.flood(p, 0).address)
 	}
 	if n := c.running(); n != len(all) {
 		c.Errorf("%d of %d pods run", n, len(all))
@@ -105,7 +105,7 @@ func (c cluster) testUninstall() {
 // before.
 func (c cluster) policyAfterwards() {
 	c.Helper()
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		c.nft("kerb-"+node, `table inet afterwards {
 	set denied { type ipv4_addr; }
 	chain forward { type filter hook forward priority filter; ip saddr @denied counter drop; }
@@ -113,7 +113,7 @@ func (c cluster) policyAfterwards() {
 	})
 	all := c.create(c.pods())
 	known := map[string]bool{}
-	patiently(c, "all pods have addresses", func() bool {
+	eventually(c, "all pods have addresses", func() bool {
 		for _, p := range c.get() {
 			if ip := p.Status.PodIP; ip != "" && !known[ip] && p.Metadata.Labels["app"] == "denied" {
 				node := p.Spec.Selector["kubernetes.io/hostname"]

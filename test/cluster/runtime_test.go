@@ -26,10 +26,10 @@ func (c cluster) condition(kind, node, name string) (out api.Condition) {
 	return out
 }
 
-// becomes waits until the condition Ready of a Node has this status and message.
-func (c cluster) becomes(node, status, message string) {
+// awaitNodeReady waits until the condition Ready of a Node has this status and message.
+func (c cluster) awaitNodeReady(node, status, message string) {
 	c.Helper()
-	patiently(c, node+" has Ready: "+status, func() bool {
+	eventually(c, node+" has Ready: "+status, func() bool {
 		got := c.condition("node", node, "Ready")
 		return got.Status == status && strings.Contains(got.Message, message)
 	}, func() any { return c.condition("node", node, "Ready") })
@@ -42,7 +42,7 @@ func (c cluster) testStatus() {
 	if nodes >= 3 {
 		c.do("on", third, "test/cluster/node", "stop", "agent")
 	}
-	c.becomes(second, "False", "the agent does not answer on /run/kerb/kerb.sock")
+	c.awaitNodeReady(second, "False", "the agent does not answer on /run/kerb/kerb.sock")
 	if nodes >= 3 {
 		if got := c.condition("node", third, "Ready"); got.Status != "True" {
 			c.Errorf("containerd of Debian calls no STATUS, and its node is %+v", got)
@@ -50,13 +50,13 @@ func (c cluster) testStatus() {
 		c.do("on", third, "test/cluster/node", "start", "agent")
 	}
 	c.do("on", second, "test/cluster/node", "start", "agent")
-	c.becomes(second, "True", "")
+	c.awaitNodeReady(second, "True", "")
 
 	c.do("on", second, "test/cluster/node", "stop", "kube-node")
 	c.do("on", second, "sh", "-c", "kerb get module kubernetes-pending -o yaml | kerb delete --owner kubernetes -f -")
-	c.becomes(second, "False", "kerb-kube-node applies it at its first sync")
+	c.awaitNodeReady(second, "False", "kerb-kube-node applies it at its first sync")
 	c.do("on", second, "test/cluster/node", "start", "kube-node")
-	c.becomes(second, "True", "")
+	c.awaitNodeReady(second, "True", "")
 }
 
 // GC of CNI 1.1 removes the state of pods whose DEL the agent has missed. No version of containerd calls it: cnitool
@@ -80,7 +80,7 @@ func (c cluster) testGC() {
 		c.Errorf("GC has left %s", left)
 	}
 	c.do("on", second, "test/cluster/node", "start", "kube-node")
-	c.becomes(second, "True", "")
+	c.awaitNodeReady(second, "True", "")
 }
 
 // With NRI no container starts before its pod has its modules, which process its first packet. If a pod cannot have
@@ -91,7 +91,7 @@ func (c cluster) testRuntime() {
 		return got.Status == "True" && strings.Contains(got.Message, "containerd")
 	}, func() any { return c.condition("kerbnode", second, "RuntimeLabels") })
 	f := c.flow(second)
-	f.unbroken(c)
+	f.checkComplete(c)
 	if f.first != 0 {
 		c.Errorf("the first datagram that arrived is number %d", f.first)
 	}
@@ -106,7 +106,7 @@ func (c cluster) testRuntime() {
 	c.create1(c.manifest("wrong", "wrong", second, "flood", floodPort))
 	c.event("wrong", "module wrong, which selects it, does not run on this node")
 	c.do("kubectl", "delete", "clustermodule", "wrong")
-	patiently(c, "the pod runs", func() bool { return c.running() == 1 }, func() any { return c.get() })
+	eventually(c, "the pod runs", func() bool { return c.running() == 1 }, func() any { return c.get() })
 	c.delete()
 
 	c.do("on", second, "test/cluster/node", "stop", "kube-node")
@@ -114,7 +114,7 @@ func (c cluster) testRuntime() {
 		`"metadata": {"annotations": {"required-plugins.noderesource.dev": "[kerb]"}, `, 1))
 	c.event("required", `required plugin \"kerb\" not present`)
 	c.do("on", second, "test/cluster/node", "start", "kube-node")
-	patiently(c, "the pod runs", func() bool { return c.running() == 1 }, func() any { return c.get() })
+	eventually(c, "the pod runs", func() bool { return c.running() == 1 }, func() any { return c.get() })
 	c.delete()
 }
 
@@ -132,7 +132,7 @@ func (c cluster) event(name, message string) {
 		return c.do("kubectl", "get", "events", "-o", `jsonpath={range .items[*]}{.message}{"\n"}{end}`, "--field-selector",
 			fmt.Sprintf("involvedObject.name=%s-%s", c.test(), name))
 	}
-	patiently(c, "an event of "+name+" says "+message, func() bool {
+	eventually(c, "an event of "+name+" says "+message, func() bool {
 		return strings.Contains(strings.ReplaceAll(events(), `\`, ""), strings.ReplaceAll(message, `\`, ""))
 	}, func() any { return events() })
 }

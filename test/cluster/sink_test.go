@@ -69,8 +69,8 @@ func (c cluster) arrived() map[string]map[string]int {
 	return all
 }
 
-// passes waits until more datagrams and SYNs from an address arrive.
-func (c cluster) passes(address string) {
+// awaitPackets waits until more datagrams and SYNs from an address arrive.
+func (c cluster) awaitPackets(address string) {
 	c.Helper()
 	before := c.arrived()[address]
 	wait.Until(c, "packets of "+address+" arrive", func() bool {
@@ -96,7 +96,7 @@ func (c cluster) onlyOpen(all []pod, container int) {
 		if p.denied {
 			sent += f.datagrams + f.syns
 		} else {
-			c.passes(f.address)
+			c.awaitPackets(f.address)
 			for i := range container + 1 { // it had another address before
 				open[c.flood(p, i).address] = true
 			}

@@ -24,7 +24,7 @@ func earlier() string { return cmp.Or(os.Getenv("KERB_EARLIER"), archive) }
 func (c cluster) upgrade() []pod {
 	c.Helper()
 	var flows []*flow
-	everywhere(func(node string) { flows = append(flows, c.flow(node)) })
+	onEachNode(func(node string) { flows = append(flows, c.flow(node)) })
 	before := c.warnings()
 	s := c.starting()
 	began := time.Now()
@@ -33,7 +33,7 @@ func (c cluster) upgrade() []pod {
 	c.Logf("all containers were replaced within %v", time.Since(began).Round(100*time.Millisecond))
 	all := s.end(c)
 	for _, f := range flows {
-		f.unbroken(c)
+		f.checkComplete(c)
 	}
 	failed := slices.DeleteFunc(c.warnings(), func(event string) bool { return slices.Contains(before, event) })
 	if len(failed) > 0 {
@@ -64,7 +64,7 @@ type starting struct {
 
 func (c cluster) starting() *starting {
 	s := &starting{ended: make(chan struct{})}
-	everywhere(func(node string) {
+	onEachNode(func(node string) {
 		for _, app := range []string{"denied", "open"} {
 			s.wg.Go(func() { s.run(c, node, app) })
 		}

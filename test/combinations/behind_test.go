@@ -38,13 +38,13 @@ func TestFirewallBehindTunnel(t *testing.T) {
 	put("allow")
 	for _, s := range f.servers {
 		for _, addr := range s.addresses(false) {
-			c.answered(netip.AddrPortFrom(addr, livePort))
-			c.stream(netip.AddrPortFrom(addr, livePort))
+			c.checkReply(netip.AddrPortFrom(addr, livePort))
+			c.checkStream(netip.AddrPortFrom(addr, livePort))
 		}
 	}
 	put("deny")
 	for _, addr := range f.servers[0].addresses(false) { // on the same node: not encapsulated
-		c.answered(netip.AddrPortFrom(addr, livePort))
+		c.checkReply(netip.AddrPortFrom(addr, livePort))
 	}
 	for _, addr := range f.servers[1].addresses(false) {
 		conn, drops := c.dial("udp", netip.AddrPortFrom(addr, livePort)), c.drops(0)

@@ -37,7 +37,7 @@ func TestBoards(t *testing.T) {
 		kerbnode.Module("audit", "firewall", "*", map[string]any{"mode": "audit"}))
 	c := f.combine(builtins)
 	for _, s := range f.servers {
-		c.talk(s, s.virtual[0])
+		c.checkServer(s, s.virtual[0])
 	}
 	query := prometheus(t, f, secrets)
 	exprs := append(boardQueries(t), ruleQueries(t)...)

@@ -45,11 +45,11 @@ func TestCombinations(t *testing.T) {
 			c := f.combine(packages)
 			for _, s := range f.servers {
 				for _, addr := range s.addresses(c.has("proxy")) {
-					c.talk(s, addr)
+					c.checkServer(s, addr)
 				}
 			}
 			if c.has("nat") {
-				c.translates()
+				c.checkTranslation()
 			}
 			c.finish()
 		})
@@ -114,27 +114,27 @@ func (f *field) combine(packages []string) *combination {
 	return c
 }
 
-// talk tests all traffic between the client and a server by one address.
-func (c *combination) talk(s *server, addr netip.Addr) {
+// checkServer tests all traffic between the client and a server by one address.
+func (c *combination) checkServer(s *server, addr netip.Addr) {
 	c.t.Helper()
-	c.answered(netip.AddrPortFrom(addr, livePort))
-	c.stream(netip.AddrPortFrom(addr, livePort))
+	c.checkReply(netip.AddrPortFrom(addr, livePort))
+	c.checkStream(netip.AddrPortFrom(addr, livePort))
 	if c.has("firewall") {
-		c.denied(s, netip.AddrPortFrom(addr, deniedPort))
+		c.checkDenied(s, netip.AddrPortFrom(addr, deniedPort))
 	} else {
-		c.answered(netip.AddrPortFrom(addr, deniedPort))
+		c.checkReply(netip.AddrPortFrom(addr, deniedPort))
 	}
 	// Kernels do not let the tunnel send back in the other IP version what came over a veth (docs/tunnel.md: nested).
 	if c.has("responder") && !(c.has("tunnel") && s.node == 1 && addr.Is6()) {
-		c.answered(netip.AddrPortFrom(addr, echoPort))
+		c.checkReply(netip.AddrPortFrom(addr, echoPort))
 		if c.has("firewall") {
-			c.denied(s, netip.AddrPortFrom(addr, echoDenied))
+			c.checkDenied(s, netip.AddrPortFrom(addr, echoDenied))
 		}
 	}
 	if c.has("intercept") {
-		c.delivered(s, netip.AddrPortFrom(addr, deliverPort))
+		c.checkDelivered(s, netip.AddrPortFrom(addr, deliverPort))
 		if c.has("firewall") {
-			c.denied(s, netip.AddrPortFrom(addr, deliverDenied))
+			c.checkDenied(s, netip.AddrPortFrom(addr, deliverDenied))
 		}
 	}
 }
@@ -152,9 +152,9 @@ func (c *combination) dial(network string, to netip.AddrPort) net.Conn {
 	return conn
 }
 
-// answered sends a datagram until its reply arrives: the first ones may reach a node that does not know its services
+// checkReply sends a datagram until its reply arrives: the first ones may reach a node that does not know its services
 // yet.
-func (c *combination) answered(to netip.AddrPort) {
+func (c *combination) checkReply(to netip.AddrPort) {
 	c.t.Helper()
 	conn, data := c.dial("udp", to), make([]byte, 64)
 	defer conn.Close()
@@ -171,8 +171,8 @@ func (c *combination) answered(to netip.AddrPort) {
 	}
 }
 
-// stream sends messages, and more than fits into one segment, on a TCP connection, and expects all of it back.
-func (c *combination) stream(to netip.AddrPort) {
+// checkStream sends messages, and more than fits into one segment, on a TCP connection, and expects all of it back.
+func (c *combination) checkStream(to netip.AddrPort) {
 	c.t.Helper()
 	conn := c.dial("tcp", to)
 	defer conn.Close()
@@ -188,8 +188,8 @@ func (c *combination) stream(to netip.AddrPort) {
 	}
 }
 
-// denied sends a datagram that the firewall of the server drops: there is no reply, and no program receives it.
-func (c *combination) denied(s *server, to netip.AddrPort) {
+// checkDenied sends a datagram that the firewall of the server drops: there is no reply, and no program receives it.
+func (c *combination) checkDenied(s *server, to netip.AddrPort) {
 	c.t.Helper()
 	drops, received := c.drops(s.node), uint64(0)
 	if r := c.receivers[s.node]; r != nil {
@@ -210,8 +210,8 @@ func (c *combination) denied(s *server, to netip.AddrPort) {
 	}
 }
 
-// delivered sends a datagram that a program on the server's node receives, and no process.
-func (c *combination) delivered(s *server, to netip.AddrPort) {
+// checkDelivered sends a datagram that a program on the server's node receives, and no process.
+func (c *combination) checkDelivered(s *server, to netip.AddrPort) {
 	c.t.Helper()
 	conn := c.dial("udp", to)
 	defer conn.Close()
@@ -249,7 +249,7 @@ func (c *combination) finish() {
 			before := c.redirected()
 			// The first connections of a program may precede the module's verdict on it.
 			wait.Until(c.t, fmt.Sprintf("connections to %v are redirected", addr), func() bool {
-				c.stream(netip.AddrPortFrom(addr, livePort))
+				c.checkStream(netip.AddrPortFrom(addr, livePort))
 				return c.redirected() > before
 			}, c.pairs)
 		}

@@ -25,12 +25,12 @@ func TestJoinedTraces(t *testing.T) {
 	f.deploy(packages)
 	c := &combination{field: f, packages: packages}
 	far := f.servers[1]
-	files, begin := f.record(func() { c.answered(netip.AddrPortFrom(far.addresses(true)[0], livePort)) }, func() {
+	files, begin := f.record(func() { c.checkReply(netip.AddrPortFrom(far.addresses(true)[0], livePort)) }, func() {
 		for _, addr := range far.addresses(true) { // also those that the proxy translates
 			for range 5 {
-				c.answered(netip.AddrPortFrom(addr, livePort))
+				c.checkReply(netip.AddrPortFrom(addr, livePort))
 			}
-			c.stream(netip.AddrPortFrom(addr, livePort))
+			c.checkStream(netip.AddrPortFrom(addr, livePort))
 		}
 	})
 	client, server := "near client egress", "far far ingress"

@@ -113,8 +113,8 @@ func serveOutside(f *field, device string, addr netip.Addr) error {
 	return nil
 }
 
-// translates checks that the client reaches the outside, by TCP and UDP, with the address of nat.
-func (c *combination) translates() {
+// checkTranslation checks that the client reaches the outside, by TCP and UDP, with the address of nat.
+func (c *combination) checkTranslation() {
 	c.t.Helper()
 	for i, addr := range outside {
 		to, want := netip.AddrPortFrom(addr, outsidePort), translated[i].String()

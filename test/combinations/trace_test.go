@@ -30,7 +30,7 @@ func TestTraceThroughTunnel(t *testing.T) {
 		out := follow(t, f.nodes[1], "--protocol", "udp", "--port", fmt.Sprint(tunnelPort))
 		var sent, got *v1.TracedPacket
 		wait.Until(t, "both nodes show a packet", func() bool {
-			c.answered(netip.AddrPortFrom(addr, livePort))
+			c.checkReply(netip.AddrPortFrom(addr, livePort))
 			for len(into) > 0 {
 				if p := <-into; p.Direction == "egress" {
 					sent = &p

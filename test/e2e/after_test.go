@@ -18,7 +18,7 @@ import (
 // none. If the kernel does not report dropped packets, one sentence says so, and the packets are still shown.
 func TestKernelDrops(t *testing.T) {
 	n := newRunningNode(t)
-	n.dropping(9, 53) // nothing listens on 9
+	n.sendDropped(9, 53) // nothing listens on 9
 	seen := map[string]int{}
 	n.refused(n.kerb("trace", "--last", "--after"), 2, "after", "remove last")
 	r := n.kerb("trace", "--service", "db", "--protocol", "udp", "--after", "--count", "20", "-o", "json")
@@ -54,7 +54,7 @@ func TestKernelDrops(t *testing.T) {
 	if shown != nil {
 		return
 	}
-	n.wants("trace", []string{"--service", "db", "--port", "9", "--after", "--count", "2"}, "> kernel ",
+	n.expect("trace", []string{"--service", "db", "--port", "9", "--after", "--count", "2"}, "> kernel ",
 		"dropped (NO_SOCKET) in ")
 	tshark, err := exec.LookPath("tshark")
 	if err != nil {

@@ -64,7 +64,7 @@ func TestBuiltinsUnderTraffic(t *testing.T) {
 	if got := n.counted("db", "egress", "udp"); got != arrived+sent {
 		t.Errorf("the counter has %d UDP packets from db, %d were sent", got, arrived+sent)
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 // counted returns the counts of module traffic for a protocol over IPv4.

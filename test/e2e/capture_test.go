@@ -39,7 +39,7 @@ func TestCaptures(t *testing.T) {
 	n.settled(map[string]int{"count": 4, "fw": 2})
 	stop := make(chan struct{})
 	var sending errgroup.Group
-	sending.Go(func() error { return n.datagrams(stop, 53, 54) })
+	sending.Go(func() error { return n.sendDatagrams(stop, 53, 54) })
 	defer func() {
 		close(stop)
 		if err := sending.Wait(); err != nil {
@@ -101,8 +101,8 @@ func TestCaptures(t *testing.T) {
 	checkNumbers(t, tshark, file)
 	n.tracesSlow()
 	n.tracesExpressions()
-	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", `fw:drop (policy) rule="no dns" in `)
-	n.wants("drops", []string{"--follow", "--count", "1", "-o", "json"}, `"note":"rule","value":16,"name":"no dns"`)
+	n.expect("drops", []string{"--count", "1", "--times"}, ":53 len ", `fw:drop (policy) rule="no dns" in `)
+	n.expect("drops", []string{"--follow", "--count", "1", "-o", "json"}, `"note":"rule","value":16,"name":"no dns"`)
 	n.keepsDrops(shown, into+"2"+ends+"53|kerb: "+`fw:drop (policy) rule="no dns"`)
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")
@@ -189,7 +189,7 @@ func (n *node) tracesExpressions() {
 			n.T.Errorf("kerb trace %q:\n%s", expression, strings.Join(lines, "\n"))
 		}
 	}
-	n.wants("trace", []string{"udp", "port", "54", "--count", "1"}, ":54 len ") // in several words
+	n.expect("trace", []string{"udp", "port", "54", "--count", "1"}, ":54 len ") // in several words
 	n.refused(n.kerb("trace", "port of call"), 2, `expression "port of call": `, "unknown port")
 	n.refused(n.kerb("trace", "inbound"), 2, "program", "inbound and outbound")
 }
@@ -197,10 +197,10 @@ func (n *node) tracesExpressions() {
 // keepsDrops checks the packets that are kept without a trace, which are all those that fw drops at db.
 func (n *node) keepsDrops(shown func(file string) []string, want string) {
 	n.T.Helper()
-	n.wants("drops", []string{"--module", "fw", "--service", "db", "--port", "53"}, "db ingress", "udp ", ":53 len 46",
+	n.expect("drops", []string{"--module", "fw", "--service", "db", "--port", "53"}, "db ingress", "udp ", ":53 len 46",
 		`fw:drop (policy) rule="no dns"`)
-	n.wants("drops", []string{"--module", "count"}, "no dropped packets")
-	n.wants("drops", []string{"--port", "54"}, "no dropped packets")
+	n.expect("drops", []string{"--module", "count"}, "no dropped packets")
+	n.expect("drops", []string{"--port", "54"}, "no dropped packets")
 	n.refused(n.kerb("drops", "--module", "fww"), 3, "fww")
 	file := filepath.Join(n.T.TempDir(), "kept.pcapng")
 	r := n.kerb("drops", "--count", "2", "-w", file)
@@ -214,8 +214,8 @@ func (n *node) keepsDrops(shown func(file string) []string, want string) {
 	}
 }
 
-// dropping sends datagrams to ports of db until the test ends. A firewall there drops those to 53.
-func (n *node) dropping(ports ...int) {
+// sendDropped sends datagrams to ports of db until the test ends. A firewall there drops those to 53.
+func (n *node) sendDropped(ports ...int) {
 	n.T.Helper()
 	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
 	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
@@ -223,7 +223,7 @@ func (n *node) dropping(ports ...int) {
 	n.settled(map[string]int{"fw": 2})
 	stop := make(chan struct{})
 	var sending errgroup.Group
-	sending.Go(func() error { return n.datagrams(stop, ports...) })
+	sending.Go(func() error { return n.sendDatagrams(stop, ports...) })
 	n.T.Cleanup(func() {
 		close(stop)
 		if err := sending.Wait(); err != nil {
@@ -232,8 +232,8 @@ func (n *node) dropping(ports ...int) {
 	})
 }
 
-// datagrams sends some datagrams to each port of db from web until stop is closed.
-func (n *node) datagrams(stop <-chan struct{}, ports ...int) error {
+// sendDatagrams sends some datagrams to each port of db from web until stop is closed.
+func (n *node) sendDatagrams(stop <-chan struct{}, ports ...int) error {
 	return n.web.Do(func() error {
 		c, err := net.ListenPacket("udp4", netip.AddrPortFrom(n.web.Addr4(), 0).String())
 		if err != nil {

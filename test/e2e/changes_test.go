@@ -32,14 +32,14 @@ func TestChanges(t *testing.T) {
 		t.Errorf("the change is %+v", broke)
 	}
 	packet := "tcp 198.51.100.7:40000 > " + n.db.Addr4().String() + ":80"
-	n.wantExplained(packet, "db", "is dropped by fw (policy)")
-	n.wants("changes", nil, number+" ", "update module/fw", "done")
-	n.wants("changes", []string{number}, "-- ", "(before)", "-    - action: allow", "+    - action: deny", "set values")
-	n.wants("revert", []string{number, "--dry-run"}, "(reverted)", "+    - action: allow", "module/fw updated (dry run)")
-	n.wantExplained(packet, "db", "is dropped by fw (policy)")
-	n.wants("revert", []string{number}, "module/fw updated\n")
-	n.wantExplained(packet, "db", "passes")
-	n.wants("changes", []string{"--limit", "1"}, "reverts "+number)
+	n.checkExplain(packet, "db", "is dropped by fw (policy)")
+	n.expect("changes", nil, number+" ", "update module/fw", "done")
+	n.expect("changes", []string{number}, "-- ", "(before)", "-    - action: allow", "+    - action: deny", "set values")
+	n.expect("revert", []string{number, "--dry-run"}, "(reverted)", "+    - action: allow", "module/fw updated (dry run)")
+	n.checkExplain(packet, "db", "is dropped by fw (policy)")
+	n.expect("revert", []string{number}, "module/fw updated\n")
+	n.checkExplain(packet, "db", "passes")
+	n.expect("changes", []string{"--limit", "1"}, "reverts "+number)
 	n.refused(n.kerb("revert", number), 5, "is not as change "+number+" left it", "--force")
 	n.refused(n.kerb("revert", "999"), 3, "Change 999 does not exist")
 	n.refused(n.kerb("changes", "999"), 3, "Change 999 does not exist")
@@ -51,11 +51,11 @@ func TestChanges(t *testing.T) {
 	n.Kill()
 	n.start()
 	n.must("revert", number, "--force")
-	n.wants("changes", nil, "reverts "+number, "create module/fw")
+	n.expect("changes", nil, "reverts "+number, "create module/fw")
 }
 
-// wants checks that the output of a command contains words.
-func (n *node) wants(command string, args []string, words ...string) {
+// expect checks that the output of a command contains words.
+func (n *node) expect(command string, args []string, words ...string) {
 	n.T.Helper()
 	out := n.must(command, args...)
 	for _, w := range words {

@@ -157,8 +157,8 @@ func (r *radio) end() {
 	})
 }
 
-// muted waits until no frame of the attacker passes for a while.
-func (r *radio) muted() {
+// awaitBlocked waits until no frame of the attacker passes for a while.
+func (r *radio) awaitBlocked() {
 	r.t.Helper()
 	wait.Until(r.t, "the attacker is dropped", func() bool {
 		before, sent := r.heard[attacker].Load(), r.sent[attacker].Load()
@@ -265,7 +265,7 @@ func TestClassifier(t *testing.T) {
 		t.Errorf("blocked %q; %d frames of the attacker were heard", got, air.heard[attacker].Load())
 	}
 
-	n.wants("trace", []string{"--service", "web", "--count", "20", "--module", "guard"}, "guard:next class=benign:0.")
+	n.expect("trace", []string{"--service", "web", "--count", "20", "--module", "guard"}, "guard:next class=benign:0.")
 
 	// The verdicts of the next model, with its version.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -282,7 +282,7 @@ func TestClassifier(t *testing.T) {
 		break
 	}
 	cancel()
-	air.muted()
+	air.awaitBlocked()
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
 		t.Errorf("blocked %q", got)
 	}
@@ -292,9 +292,9 @@ func TestClassifier(t *testing.T) {
 	}
 
 	n.replaceModels(air)
-	n.refuseModels()
-	n.outliveAgent(air)
-	n.judgeInUser(air)
+	n.loadInvalidModels()
+	n.killAgentWithRadio(air)
+	n.evaluateInUserSpace(air)
 	air.finish()
 	if drops := get[v1.Module](n, "module", "guard").Status.Drops; len(drops) != 1 || drops[0].Reason != "classified" ||
 		drops[0].Packets+uint64(air.heard[attacker].Load()) != uint64(air.sent[attacker].Load()) {
@@ -302,7 +302,7 @@ func TestClassifier(t *testing.T) {
 	}
 	n.must("model", "delete", "hello", "other")
 	n.Eventually("the module has no model", func() bool { return n.guardCondition("Model").Status == "False" })
-	n.tidy()
+	n.checkPins()
 }
 
 // replaceModels changes the model ten times under load, adds a shadow model, and rolls back.
@@ -330,11 +330,11 @@ func (n *node) replaceModels(air *radio) {
 	if after := get[v1.Module](n, "module", "guard").Status.Attachments[0].Chain; after != before {
 		n.T.Errorf("chain %s became %s: a model is no change of it", before, after)
 	}
-	air.muted()
+	air.awaitBlocked()
 }
 
-// refuseModels tries invalid models; the running one continues.
-func (n *node) refuseModels() {
+// loadInvalidModels tries invalid models; the running one continues.
+func (n *node) loadInvalidModels() {
 	n.T.Helper()
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, "[0, 1]", "[0, NaN]")), 2, "not JSON", "NaN")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"dis"`, `"disks"`)), 2, "disks", "dis")
@@ -352,11 +352,11 @@ func (n *node) refuseModels() {
 	n.Eventually("and is well again", func() bool { return n.guardCondition("Models").Status == "True" })
 }
 
-// outliveAgent kills the agent, which changes nothing.
-func (n *node) outliveAgent(air *radio) {
+// killAgentWithRadio kills the agent, which changes nothing.
+func (n *node) killAgentWithRadio(air *radio) {
 	n.T.Helper()
 	n.Kill()
-	air.muted()
+	air.awaitBlocked()
 	n.start()
 	n.Eventually("the model is adopted", func() bool {
 		return n.kerb("module", "query", "guard", "models").code == 0 && n.runningVersion() == 11
@@ -364,20 +364,20 @@ func (n *node) outliveAgent(air *radio) {
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
 		n.T.Errorf("blocked %q after a new start", got)
 	}
-	air.muted()
+	air.awaitBlocked()
 	n.must("module", "set", "guard", "blocked/"+nodeName(attacker)+"=none")
-	air.muted() // it continues, and is blocked again
+	air.awaitBlocked() // it continues, and is blocked again
 }
 
-// judgeInUser makes the control plane evaluate the models.
-func (n *node) judgeInUser(air *radio) {
+// evaluateInUserSpace makes the control plane evaluate the models.
+func (n *node) evaluateInUserSpace(air *radio) {
 	n.T.Helper()
 	n.apply(guard("user"))
 	n.Eventually("the model runs in the control plane", func() bool { return n.runningVersion() == 11 })
 	n.must("module", "set", "guard", "blocked/"+nodeName(attacker)+"=none")
 	heard := air.heard[attacker].Load()
 	n.Eventually("the attacker is heard", func() bool { return air.heard[attacker].Load() > heard })
-	air.muted()
+	air.awaitBlocked()
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
 		n.T.Errorf("blocked %q in user mode", got)
 	}

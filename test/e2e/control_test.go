@@ -83,7 +83,7 @@ func (n *node) nodeReports(reason string) {
 	})
 }
 
-func (n *node) well(name string) {
+func (n *node) awaitHealthy(name string) {
 	n.T.Helper()
 	n.Eventually("control plane of "+name+" runs", func() bool { return n.condition(name).Status == "True" })
 }
@@ -172,7 +172,7 @@ var misbehaviours = map[string]func(n *node, dir string){
 				n.T.Errorf("%s: exit status %d: %q %s", m, r.code, r.stdout, r.stderr)
 			}
 		}
-		n.well("bad")
+		n.awaitHealthy("bad")
 		if config := get[v1.Module](n, "module", "bad").Spec.Config; fmt.Sprint(config["generation"]) != "1" {
 			n.T.Errorf("after refused changes the config is %v", config)
 		}
@@ -192,13 +192,13 @@ func TestControlMisbehaves(t *testing.T) {
 			other.Spec.Package = "counter"
 			dir := n.controlled("0.1.0")
 			n.apply(mode(dir, "", 1), other)
-			n.well("bad")
-			n.well("other")
+			n.awaitHealthy("bad")
+			n.awaitHealthy("other")
 			pid := n.PID()
 			udp := startStream(t, n.db, n.web)
 			do(n, dir)
 			udp.finish(1, 2)
-			n.well("other")
+			n.awaitHealthy("other")
 			if err := syscall.Kill(pid, 0); err != nil || n.must("status") == "" {
 				t.Errorf("the agent is gone: %v", err)
 			}
@@ -247,8 +247,8 @@ func gone(pids []int) bool {
 func TestControlProcessesEnd(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(mode(n.controlled("0.1.0"), "", 1), counter(0))
-	n.well("bad")
-	n.well("traffic")
+	n.awaitHealthy("bad")
+	n.awaitHealthy("traffic")
 	before := n.children()
 	if len(before) != 2 {
 		t.Fatalf("processes of the agent: %v", before)
@@ -256,8 +256,8 @@ func TestControlProcessesEnd(t *testing.T) {
 	n.Kill()
 	n.Eventually("control planes end with the agent", func() bool { return gone(before) })
 	n.start()
-	n.well("bad")
-	n.well("traffic")
+	n.awaitHealthy("bad")
+	n.awaitHealthy("traffic")
 	before = n.children()
 	if got := n.query("keep")["kept"]; got != "done" {
 		t.Errorf("write into the state directory: %s", got)
@@ -289,7 +289,7 @@ func TestControlProcessesEnd(t *testing.T) {
 func TestControlSharedProcessKilled(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(counter(0), n.stamp(1))
-	n.well("traffic")
+	n.awaitHealthy("traffic")
 	udp := startStream(t, n.db, n.web)
 	for _, pid := range n.children() {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {

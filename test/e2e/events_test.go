@@ -33,8 +33,8 @@ func (n *node) events() (all []v1.Event) {
 	return all
 }
 
-// happened waits for an event, such as "service/web Ready NotFound".
-func (n *node) happened(want string) (found v1.Event) {
+// awaitEvent waits for an event, such as "service/web Ready NotFound".
+func (n *node) awaitEvent(want string) (found v1.Event) {
 	n.T.Helper()
 	n.Eventually(want, func() bool {
 		for _, e := range n.events() {
@@ -51,12 +51,12 @@ func (n *node) happened(want string) (found v1.Event) {
 func TestEvents(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(counter(0))
-	n.well("traffic")
-	n.happened("agent/ Agent Started")
-	started := n.happened("module/traffic ControlPlane Started")
+	n.awaitHealthy("traffic")
+	n.awaitEvent("agent/ Agent Started")
+	started := n.awaitEvent("module/traffic ControlPlane Started")
 	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
 	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
-	if e := n.happened("module/odd Change Refused"); e.Count != 2 || !strings.Contains(e.Message, "there-is-none") ||
+	if e := n.awaitEvent("module/odd Change Refused"); e.Count != 2 || !strings.Contains(e.Message, "there-is-none") ||
 		e.Time.Before(e.First) || e.Number <= started.Number {
 		t.Errorf("a package that is not there, twice: %+v", e)
 	}
@@ -65,11 +65,11 @@ func TestEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if e := n.happened("module/traffic ControlPlane Exited"); !strings.Contains(e.Message, "killed") {
+	if e := n.awaitEvent("module/traffic ControlPlane Exited"); !strings.Contains(e.Message, "killed") {
 		t.Errorf("a control plane that was killed: %+v", e)
 	}
 	n.Eventually("it is started again", func() bool {
-		return n.happened("module/traffic ControlPlane Started").Count == 2
+		return n.awaitEvent("module/traffic ControlPlane Started").Count == 2
 	})
 
 	var other link.Link
@@ -84,20 +84,20 @@ func TestEvents(t *testing.T) {
 	onXDP := counter(0)
 	onXDP.Metadata.Name, onXDP.Spec.Hook = "early", v1.HookXDP
 	n.refused(n.tryApply(onXDP), 5, "xdp")
-	n.happened("module/early Change Refused")
-	n.happened("agent/ Change RolledBack")
+	n.awaitEvent("module/early Change Refused")
+	n.awaitEvent("agent/ Change RolledBack")
 	other.Close()
 
 	if err := n.web.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	gone := n.happened("service/web Ready NotFound")
-	n.wants("events", []string{"--of", "service/web"}, "service/web", "Ready NotFound")
-	n.wants("events", []string{"--of", "agent", "--limit", "2"}, "agent", "Change RolledBack")
+	gone := n.awaitEvent("service/web Ready NotFound")
+	n.expect("events", []string{"--of", "service/web"}, "service/web", "Ready NotFound")
+	n.expect("events", []string{"--of", "agent", "--limit", "2"}, "agent", "Change RolledBack")
 	n.refused(n.kerb("events", "--of", "nothing"), 2, "--of")
 	n.Stop()
 	n.start()
-	if again := n.happened("service/web Ready NotFound"); !again.First.Equal(gone.First) {
+	if again := n.awaitEvent("service/web Ready NotFound"); !again.First.Equal(gone.First) {
 		t.Errorf("after a restart: %+v, want %+v", again, gone)
 	}
 }
@@ -126,8 +126,8 @@ func (n *node) followEvents(what string, body io.Reader) *followed {
 	return f
 }
 
-// gets waits for an event, such as "service/web Ready NotFound".
-func (f *followed) gets(want string) (e v1.Event) {
+// awaitEvent waits for an event, such as "service/web Ready NotFound".
+func (f *followed) awaitEvent(want string) (e v1.Event) {
 	f.n.T.Helper()
 	limit := time.After(nodetest.Patience)
 	for {
@@ -149,7 +149,7 @@ func (f *followed) gets(want string) (e v1.Event) {
 // resource.
 func TestEventsAreFollowed(t *testing.T) {
 	n := newRunningNode(t)
-	n.happened("agent/ Agent Started")
+	n.awaitEvent("agent/ Agent Started")
 	cmd := n.Command(t.Context(), "events", "--follow", "-o", "json")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -166,14 +166,14 @@ func TestEventsAreFollowed(t *testing.T) {
 	}
 	defer body.Close()
 	all, ofWeb := n.followEvents("kerb events --follow", out), n.followEvents("GET /v1/events", body)
-	all.gets("agent/ Agent Started")
+	all.awaitEvent("agent/ Agent Started")
 
 	n.apply(counter(0))
-	all.gets("module/traffic ControlPlane Started")
+	all.awaitEvent("module/traffic ControlPlane Started")
 	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
-	refused := all.gets("module/odd Change Refused")
+	refused := all.awaitEvent("module/odd Change Refused")
 	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
-	if again := all.gets("module/odd Change Refused"); again.Count != 2 || again.Number <= refused.Number ||
+	if again := all.awaitEvent("module/odd Change Refused"); again.Count != 2 || again.Number <= refused.Number ||
 		!again.First.Equal(refused.First) || !strings.Contains(again.Message, "there-is-none") {
 		t.Errorf("refused again: %+v, after %+v", again, refused)
 	}
@@ -182,13 +182,13 @@ func TestEventsAreFollowed(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	all.gets("module/traffic ControlPlane Exited")
-	all.gets("module/traffic ControlPlane Started")
+	all.awaitEvent("module/traffic ControlPlane Exited")
+	all.awaitEvent("module/traffic ControlPlane Started")
 	if err := n.web.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	all.gets("service/web Ready NotFound")
-	ofWeb.gets("service/web Ready NotFound")
+	all.awaitEvent("service/web Ready NotFound")
+	ofWeb.awaitEvent("service/web Ready NotFound")
 	for _, e := range ofWeb.seen {
 		if e.Kind != v1.KindService || e.Name != "web" {
 			t.Errorf("of web: %+v", e)

@@ -81,7 +81,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	limit := example(t, "ratelimit", "0.2.0")
 	n.apply(module("top", example(t, "topports", "0.1.0"), "app=web", watch(9)),
 		module("limit", example(t, "ratelimit", "0.1.0"), "app=web", fast), n.stamp(1))
-	n.well("top")
+	n.awaitHealthy("top")
 	udp := startStream(t, n.db, n.web)
 	n.Eventually("the port of the stream is counted", func() bool { return n.packets() > 0 })
 	n.apply(module("top", get[v1.Module](n, "module", "top").Spec.Package, "app=web", watch(streamPort)))
@@ -101,7 +101,7 @@ func TestExamplesAtRunTime(t *testing.T) {
 	}
 	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5,
 		"rolled back to 0.2.0", "never well")
-	n.well("top")
+	n.awaitHealthy("top")
 	n.Eventually("they are sent to the old version again, which was away meanwhile", told)
 	udp.finish(1)
 	n.apply(module("limit", limit, "app=web", slow))
@@ -118,5 +118,5 @@ func TestExamplesAtRunTime(t *testing.T) {
 	if n.PID() != pid {
 		t.Error("the agent was restarted")
 	}
-	n.tidy()
+	n.checkPins()
 }

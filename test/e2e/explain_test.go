@@ -23,8 +23,8 @@ func (n *node) explain(packet string, args ...string) (lines []string) {
 	return lines
 }
 
-// wantExplained checks the last line, and words of all lines.
-func (n *node) wantExplained(packet, service, end string, words ...string) {
+// checkExplain checks the last line, and words of all lines.
+func (n *node) checkExplain(packet, service, end string, words ...string) {
 	n.T.Helper()
 	lines := n.explain(packet, "--service", service)
 	if last := lines[len(lines)-1]; last != "the packet "+end {
@@ -52,17 +52,17 @@ func TestExplainPacket(t *testing.T) {
 	n.settled(map[string]int{"fw": 4, "px": 2})
 	web, db, out := n.web.Addr4(), n.db.Addr4(), "198.51.100.7"
 	to := func(proto string, port int) string { return fmt.Sprintf("%s %s:40000 > %s:%d", proto, out, db, port) }
-	n.wantExplained(to("tcp", 80), "db", "passes", "db ingress", "[S]", "fw:next")
-	n.wantExplained(to("tcp", 81), "db", "is dropped by fw (policy)", "fw:drop (policy)")
-	n.wantExplained(to("udp", 80), "db", "is dropped by fw (policy)")
-	n.wantExplained(fmt.Sprintf("icmp %s > %s", out, db), "db", "passes", "type 8 code 0")
-	n.wantExplained(fmt.Sprintf("icmp %s > %s type 13", out, db), "db", "is dropped by fw (policy)")
-	n.wantExplained(fmt.Sprintf("tcp [2001:db8::7]:4000 > [%s]:80", n.db.Addr6()), "db", "passes")
+	n.checkExplain(to("tcp", 80), "db", "passes", "db ingress", "[S]", "fw:next")
+	n.checkExplain(to("tcp", 81), "db", "is dropped by fw (policy)", "fw:drop (policy)")
+	n.checkExplain(to("udp", 80), "db", "is dropped by fw (policy)")
+	n.checkExplain(fmt.Sprintf("icmp %s > %s", out, db), "db", "passes", "type 8 code 0")
+	n.checkExplain(fmt.Sprintf("icmp %s > %s type 13", out, db), "db", "is dropped by fw (policy)")
+	n.checkExplain(fmt.Sprintf("tcp [2001:db8::7]:4000 > [%s]:80", n.db.Addr6()), "db", "passes")
 
 	// from one service to another, by a virtual address: the firewalls of both apply
 	by := func(port int) string { return fmt.Sprintf("tcp %s:40000 > %s:%d syn", web, virtual, port) }
-	n.wantExplained(by(80), "web", "passes", "web egress", fmt.Sprintf("> %s:80", db), "db ingress")
-	n.wantExplained(by(81), "web", "is dropped by fw (policy)", fmt.Sprintf("> %s:81", db), "db ingress")
+	n.checkExplain(by(80), "web", "passes", "web egress", fmt.Sprintf("> %s:80", db), "db ingress")
+	n.checkExplain(by(81), "web", "is dropped by fw (policy)", fmt.Sprintf("> %s:81", db), "db ingress")
 
 	// an existing connection
 	var server net.Listener
@@ -83,10 +83,10 @@ func TestExplainPacket(t *testing.T) {
 	defer c.Close()
 	// its firewalls know its sequence numbers, and pass those of the other end
 	reply := fmt.Sprintf("tcp %s > ", server.Addr())
-	n.wantExplained(reply+c.LocalAddr().String()+" rst", "web", "is dropped by fw (invalid_state)", "px:next")
-	n.wantExplained(reply+netip.AddrPortFrom(web, 9).String()+" ack", "web", "is dropped by fw (policy)")
-	n.wantExplained(fmt.Sprintf("tcp %s > %s ack", c.LocalAddr(), server.Addr()), "db", "is dropped by fw (invalid_state)")
-	n.wantExplained(fmt.Sprintf("tcp %s:39999 > %s ack", web, server.Addr()), "db", "passes")
+	n.checkExplain(reply+c.LocalAddr().String()+" rst", "web", "is dropped by fw (invalid_state)", "px:next")
+	n.checkExplain(reply+netip.AddrPortFrom(web, 9).String()+" ack", "web", "is dropped by fw (policy)")
+	n.checkExplain(fmt.Sprintf("tcp %s > %s ack", c.LocalAddr(), server.Addr()), "db", "is dropped by fw (invalid_state)")
+	n.checkExplain(fmt.Sprintf("tcp %s:39999 > %s ack", web, server.Addr()), "db", "passes")
 	if drops := n.must("module", "drops"); strings.Contains(drops, "invalid_state") {
 		t.Errorf("the node noticed: %s", drops)
 	}

@@ -173,7 +173,7 @@ func TestDiskFullWhileApplying(t *testing.T) {
 	if g := n.generation(); g != 1 {
 		t.Errorf("the agent wants generation %d", g)
 	}
-	n.tidy()
+	n.checkPins()
 	n.Kill()
 	n.start()
 	n.settled(map[string]int{"count": 4, "stamp": 2})
@@ -186,7 +186,7 @@ func TestDiskFullWhileApplying(t *testing.T) {
 	n.apply(n.large(), n.stamp(3))
 	n.Eventually("packets meet the new generation", func() bool { return udp.generation() == 3 })
 	udp.finish(1, 2, 3) // generation 2 ran until the store rejected it
-	n.tidy()
+	n.checkPins()
 }
 
 // On a full disk without a store no agent starts, and no partial files prevent a later start.
@@ -223,7 +223,7 @@ func TestReadOnlyState(t *testing.T) {
 	if text := n.must("status"); !strings.Contains(text, "ReadOnly") {
 		t.Errorf("the status does not tell:\n%s", text)
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 func TestReadOnlyStateAtFirstStart(t *testing.T) {
@@ -267,5 +267,5 @@ func TestCorruptStore(t *testing.T) {
 		t.Errorf("the status still reports the loss:\n%s", text)
 	}
 	udp.finish(1)
-	n.tidy()
+	n.checkPins()
 }

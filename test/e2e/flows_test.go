@@ -70,8 +70,8 @@ func TestFlows(t *testing.T) {
 	if got, _ = n.flows("--peer", "203.0.113.0/24"); len(got) != 0 {
 		t.Errorf("%+v", got)
 	}
-	n.wants("flows", nil, "SOURCE", "db("+n.db.Addr4().String()+":", "web("+n.web.Addr4().String()+":8080)", "next")
-	n.wants("flows", []string{"--since", "5m"}, "web:8080", " flows")
+	n.expect("flows", nil, "SOURCE", "db("+n.db.Addr4().String()+":", "web("+n.web.Addr4().String()+":8080)", "next")
+	n.expect("flows", []string{"--since", "5m"}, "web:8080", " flows")
 	n.followFlows()
 	n.flowsInFiles()
 	n.flood(n.db, n.web.Addr4())
@@ -118,7 +118,7 @@ func TestFlows(t *testing.T) {
 	n.refused(n.kerb("flows", "--service", "none"), 3, "none")
 	n.refused(n.kerb("flows", "--peer", "web"), 2, "peer", "prefix")
 	n.refused(n.kerb("flows", "--since", "2h"), 2, "at most 1h")
-	n.tidy()
+	n.checkPins()
 }
 
 // followFlows checks that flows are printed while they have packets.

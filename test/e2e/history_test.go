@@ -43,7 +43,7 @@ func (n *node) sampled(of string, series v1.Series) (h history, values v1.Values
 func TestHistory(t *testing.T) {
 	n := newRunningNode(t)
 	n.refused(n.kerb("history"), 5, "the history is off", "history: {}")
-	n.wants("top", []string{"modules", "--count", "1"}, "MODULE", "REDIRECT/S") // needs no history
+	n.expect("top", []string{"modules", "--count", "1"}, "MODULE", "REDIRECT/S") // needs no history
 	n.Stop()
 	n.Configure("history: {}\n")
 	n.start()
@@ -76,9 +76,9 @@ func TestHistory(t *testing.T) {
 	if h, values := n.sampled("web", lost); h.Step != 10 || len(values) == 0 || slices.Max(values) < 100 {
 		t.Errorf("drops of web: %+v", h)
 	}
-	n.wants("history", nil, "node ", "process_cpu_seconds_per_second", "db ", "kerb_service_packets_per_second egress",
+	n.expect("history", nil, "node ", "process_cpu_seconds_per_second", "db ", "kerb_service_packets_per_second egress",
 		"|")
-	n.wants("history", []string{"fw", "--since", "10m"}, "kerb_module_packets_per_second ingress,drop", "SINCE 10m",
+	n.expect("history", []string{"fw", "--since", "10m"}, "kerb_module_packets_per_second ingress,drop", "SINCE 10m",
 		took.Name+" ingress")
 	n.refused(n.kerb("history", "--since", "1y"), 2, "--since")
 	n.refused(n.kerb("status", "-o", "openmetrics"), 2, "openmetrics")

@@ -48,7 +48,7 @@ func TestBadInput(t *testing.T) {
 			if after := n.programs(); after != before {
 				t.Errorf("programs were %s and are %s", before, after)
 			}
-			n.tidy()
+			n.checkPins()
 		})
 	}
 	n.T = t

@@ -151,5 +151,5 @@ func TestInterceptPrograms(t *testing.T) {
 	if stats := r.Stats(); stats.Lost != 0 || stats.Received != 100+3+4+5+6+7 { // of the class, by both programs
 		t.Errorf("%+v", stats)
 	}
-	n.tidy()
+	n.checkPins()
 }

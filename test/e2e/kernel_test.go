@@ -97,9 +97,9 @@ func (n *node) pinned() []string {
 	return out
 }
 
-// tidy checks that the only pins are those of running or prepared chains, of their map sets, and one map set of each
-// module that is not attached.
-func (n *node) tidy() {
+// checkPins checks that the only pins are those of running or prepared chains, of their map sets, and one map set of
+// each module that is not attached.
+func (n *node) checkPins() {
 	n.T.Helper()
 	used := map[string]bool{}
 	for _, c := range get[[]v1.Chain](n, "chain") {
@@ -234,8 +234,8 @@ func (o objects) addMap(t *testing.T, path string) {
 	o.maps[id] = true
 }
 
-// alive returns the objects that still exist in the kernel, and all programs that use one of the maps, pinned or not.
-func (o objects) alive() []string {
+// left returns the objects that still exist in the kernel, and all programs that use one of the maps, pinned or not.
+func (o objects) left() []string {
 	var out []string
 	for id := ebpf.ProgramID(0); ; {
 		next, err := ebpf.ProgramGetNextID(id)

@@ -22,15 +22,15 @@ const (
 	worldFirst = "60"    // real-time priority of sensors and plant, which do not wait for a controller
 )
 
-// way is a way in which the example's controller receives its messages.
-type way struct {
+// receiveMode is a way in which the example's controller receives its messages.
+type receiveMode struct {
 	name string
 	kerb bool
 	args []string
 	want string // of the plant; empty: depends on the machine
 }
 
-var ways = []way{
+var ways = []receiveMode{
 	{"socket", false, nil, "fell"},
 	{"socket, SCHED_FIFO", false, []string{"-f", "50"}, "fell"},
 	{"socket, read ahead", false, []string{"-a"}, ""},
@@ -50,7 +50,7 @@ func TestPendulumInAFlood(t *testing.T) {
 		for _, loops := range []int{0, 8 * runtime.NumCPU()} {
 			for _, w := range ways {
 				t.Run(fmt.Sprintf("%s, %d endless loops, %d", w.name, loops, round), func(t *testing.T) {
-					defer l.on(t)()
+					defer l.inSubtest(t)()
 					at, args := plain, w.args
 					if w.kerb {
 						at, args = l.web, slices.Concat(args, []string{"-m", l.socket(), "-L", "log"})
@@ -69,15 +69,15 @@ func TestPendulumInAFlood(t *testing.T) {
 	}
 }
 
-// on reports errors of the loop in a subtest, until the returned function is called.
-func (l *loop) on(t *testing.T) (back func()) {
+// inSubtest reports errors of the loop in a subtest, until the returned function is called.
+func (l *loop) inSubtest(t *testing.T) (back func()) {
 	before := l.T
 	l.T = t
 	return func() { l.T = before }
 }
 
 // flood starts LOG messages, and returns when the receiver's queue is full.
-func (l *loop) flood(program string, to *netlab.Host, w way) (end func()) {
+func (l *loop) flood(program string, to *netlab.Host, w receiveMode) (end func()) {
 	l.T.Helper()
 	full := l.socketIsFull
 	switch {
@@ -139,7 +139,7 @@ func (l *loop) received(h *netlab.Host) int {
 var plantSays = regexp.MustCompile(`^(stood|fell) .* of (\d+) states answered\n$`)
 
 // checkInFlood runs the plant for a second, or until the pendulum falls.
-func (l *loop) checkInFlood(w way, at *netlab.Host) {
+func (l *loop) checkInFlood(w receiveMode, at *netlab.Host) {
 	l.T.Helper()
 	before := loopClass{}
 	if w.kerb {

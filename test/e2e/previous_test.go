@@ -53,7 +53,7 @@ func TestUpgradeOfBuild(t *testing.T) {
 	if got := n.counted("db", "egress", "udp"); got != arrived {
 		t.Errorf("the counter has %d UDP packets from db, %d were sent", got, arrived)
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 func (n *node) isReady(module string) bool {

@@ -23,8 +23,8 @@ func (n *node) checkPurged(o objects) {
 			n.T.Errorf("%v of web still has programs %v", h, ids)
 		}
 	}
-	alive := o.alive()
-	for deadline := time.Now().Add(nodetest.Patience); len(alive) > 0 && time.Now().Before(deadline); alive = o.alive() {
+	alive := o.left()
+	for deadline := time.Now().Add(nodetest.Patience); len(alive) > 0 && time.Now().Before(deadline); alive = o.left() {
 		time.Sleep(50 * time.Millisecond) // the kernel frees after a grace period
 	}
 	if len(alive) > 0 {
@@ -45,7 +45,7 @@ func TestPurge(t *testing.T) {
 				t.Fatalf("before the purge: %+v", o)
 			}
 			n.refused(n.kerb("purge", n.Flags()...), 5, "stop it first")
-			if len(o.alive()) < 11 {
+			if len(o.left()) < 11 {
 				t.Fatal("a refused purge has removed something")
 			}
 			end(n)

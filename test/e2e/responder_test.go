@@ -116,7 +116,7 @@ func TestResponderOnXDP(t *testing.T) {
 	if got := n.askSign(n.web, n.db.Addr4()); got != 120 {
 		t.Errorf("after a restart: %d km/h", got)
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 // The kernel answers for a service, with and without the agent; the count survives a restart and a change of the
@@ -162,7 +162,7 @@ func TestResponder(t *testing.T) {
 	if s := n.signState(); s.State.Cars != 100 || s.State.Answered != 5 {
 		t.Errorf("after a change: %+v", s)
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 // Packets that the firewall denies reach neither the responder nor a program that intercepts; permitted ones reach
@@ -202,7 +202,7 @@ func TestDeniedRequests(t *testing.T) {
 	first := s.next
 	s.send(2)
 	receives(t, r, first, 2)
-	n.tidy()
+	n.checkPins()
 }
 
 // sendSign queries the speed limit and does not wait for a reply.

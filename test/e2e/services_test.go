@@ -75,14 +75,14 @@ func TestServicesComeAndGo(t *testing.T) {
 			t.Errorf("vanished service: %+v", s.Status)
 		}
 	}
-	n.tidy()
+	n.checkPins()
 	for _, i := range r.Perm(count) {
 		if name := fmt.Sprintf("s%d", i); hosts[i].Namespace == nil {
 			hosts[i] = n.Host(name)
 		}
 	}
 	allRun()
-	n.tidy()
+	n.checkPins()
 	if lines := strings.Count(n.must("service", "list"), "\n"); lines != 1+2+count {
 		t.Errorf("%d lines in the list of services", lines)
 	}
@@ -94,7 +94,7 @@ func TestServicesComeAndGo(t *testing.T) {
 			t.Errorf("deleted service %s still runs %v", h.Name(), ids)
 		}
 	}
-	n.tidy()
+	n.checkPins()
 }
 
 // A change of labels moves chains, under traffic, without a change of modules.
@@ -114,7 +114,7 @@ func TestLabelsMoveChains(t *testing.T) {
 		t.Errorf("without it: web %v, db %v", n.hooks("web"), n.hooks("db"))
 	}
 	udp.finish(1)
-	n.tidy()
+	n.checkPins()
 }
 
 // foreign is a foreign program that counts and passes packets.
@@ -269,7 +269,7 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	if after := n.programs(); after != before {
 		t.Errorf("programs were %s and are %s", before, after)
 	}
-	n.tidy()
+	n.checkPins()
 	requests := startRequests(t, n.db, n.web)
 	seen := xdp.packets(t)
 	n.Eventually("the foreign program sees packets", func() bool { return xdp.packets(t) > seen })
@@ -325,7 +325,7 @@ func TestInterfaceIndexUsedAgain(t *testing.T) {
 		})
 		return err == nil && programs == 1
 	})
-	n.tidy()
+	n.checkPins()
 }
 
 const (

@@ -62,7 +62,7 @@ func TestLastPackets(t *testing.T) {
 	if none := slow("--slower-than", "1h"); len(none) != 0 {
 		t.Errorf("slower than an hour: %+v", none)
 	}
-	n.wants("trace", []string{"--last", "--times"}, "spin:next", "fw:drop (policy)", "slow: ", " ns in the chain")
+	n.expect("trace", []string{"--last", "--times"}, "spin:next", "fw:drop (policy)", "slow: ", " ns in the chain")
 	n.refused(n.kerb("trace", "--last", "udp port 53"), 2, "program", "packets that come")
 	n.refused(n.kerb("trace", "--last", "--for", "5s"), 2, "--for")
 	n.refused(n.kerb("trace", "--last", "--module", "fww"), 3, "fww")

@@ -186,7 +186,7 @@ func TestSocketsUnderTraffic(t *testing.T) {
 			n.must("module", "delete", "accel")
 			n.Kill() // while it releases its sockets
 			n.start()
-			n.gone("accel")
+			n.awaitUnpinned("accel")
 			n.apply(accelerator("*"))
 		case 3:
 			other := accelerator("*")
@@ -217,8 +217,8 @@ func (n *node) untilRedirected() {
 	})
 }
 
-// gone waits until nothing of a module is pinned.
-func (n *node) gone(module string) {
+// awaitUnpinned waits until nothing of a module is pinned.
+func (n *node) awaitUnpinned(module string) {
 	n.T.Helper()
 	n.Eventually("module "+module+" is gone", func() bool {
 		_, err := os.Stat(filepath.Join(n.BPF, "modules", module))

@@ -71,7 +71,7 @@ func TestKillUnderTraffic(t *testing.T) {
 	}
 	udp.finish(1)
 	web.finish()
-	n.tidy()
+	n.checkPins()
 	t.Logf("%d restarts", restarts)
 }
 
@@ -127,7 +127,7 @@ func TestKillDuringApply(t *testing.T) {
 			t.Errorf("round %d: the node runs %s, want %s on web and its like", round, n.programs(), want)
 		}
 		n.Eventually("packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
-		n.tidy()
+		n.checkPins()
 		t.Logf("round %d: killed in %q, %d attach points are switched", round, strings.TrimSpace(steps[len(steps)-1]),
 			switched)
 	}
@@ -213,7 +213,7 @@ func TestConcurrentChanges(t *testing.T) {
 		t.Errorf("web runs %v, db %v", n.hooks("web"), n.hooks("db"))
 	}
 	udp.finish(1)
-	n.tidy()
+	n.checkPins()
 }
 
 // SIGTERM ends the agent; its programs in the kernel continue, and the next agent adopts them.
@@ -262,7 +262,7 @@ func TestUpgradeUnderTraffic(t *testing.T) {
 	time.Sleep(500 * time.Millisecond) // traffic after it
 	udp.finish(1)
 	web.finish()
-	n.tidy()
+	n.checkPins()
 }
 
 func (n *node) programIDs() map[string]uint32 {
@@ -300,7 +300,7 @@ func TestLostPins(t *testing.T) {
 			udp := startStream(t, n.db, n.web)
 			n.Eventually("packets are stamped", func() bool { return udp.generation() == 1 })
 			udp.finish(1)
-			n.tidy()
+			n.checkPins()
 		})
 	}
 }
@@ -341,6 +341,6 @@ func TestKillDuringPurge(t *testing.T) {
 		n.start()
 		n.settled(map[string]int{"count": 4, "stamp": 2})
 		n.Eventually("web runs its chain", func() bool { return n.runs(n.web, "count,stamp") })
-		n.tidy()
+		n.checkPins()
 	}
 }

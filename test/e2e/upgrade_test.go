@@ -68,7 +68,7 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	}
 	u.checkCounts(account.Sent + account.Probes)
 	wait.Until(t, "old versions end", func() bool { return len(u.children()) == 2 })
-	u.tidy()
+	u.checkPins()
 }
 
 // upgrading is a node with modules in two versions.
@@ -185,11 +185,11 @@ func (u *upgrading) talk() {
 	}
 	u.T.Cleanup(func() { c.Close() })
 	u.talks = append(u.talks, c)
-	u.say(c)
+	u.send(c)
 }
 
-// say sends from web to db.
-func (u *upgrading) say(c *net.UDPConn) {
+// send sends from web to db.
+func (u *upgrading) send(c *net.UDPConn) {
 	u.T.Helper()
 	if _, err := c.Write([]byte("from web")); err != nil {
 		u.T.Fatal(err)
@@ -219,7 +219,7 @@ func (u *upgrading) checkTalks() {
 		if n, err := c.Read(text); err != nil || string(text[:n]) != u.server.LocalAddr().String() {
 			u.T.Fatalf("connection %d of %d: web hears %q: %v", i, len(u.talks), text[:n], err)
 		}
-		u.say(c)
+		u.send(c)
 	}
 	u.talk()
 	var report struct{ Connections []struct{ Protocol string } }

@@ -24,18 +24,18 @@ import (
 // One drop has the same words in all outputs: module, verdict and reason. The page shows those of the API (test/ui).
 func TestSameWords(t *testing.T) {
 	n := newRunningNode(t)
-	n.dropping(53)
+	n.sendDropped(53)
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
 
-	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1"}, "fw:drop (policy)")
-	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1", "-o", "json"}, // as in the API
+	n.expect("trace", []string{"--service", "db", "--port", "53", "--count", "1"}, "fw:drop (policy)")
+	n.expect("trace", []string{"--service", "db", "--port", "53", "--count", "1", "-o", "json"}, // as in the API
 		`"module":"fw","verdict":"drop","reason":"policy"`)
-	n.wants("drops", []string{"--module", "fw", "--reason", "policy", "--count", "1"}, "fw:drop (policy)")
-	n.wants("explain", []string{"packet", "udp 198.51.100.7:4000 > " + n.db.Addr4().String() + ":53", "--service", "db"},
+	n.expect("drops", []string{"--module", "fw", "--reason", "policy", "--count", "1"}, "fw:drop (policy)")
+	n.expect("explain", []string{"packet", "udp 198.51.100.7:4000 > " + n.db.Addr4().String() + ":53", "--service", "db"},
 		"fw:drop (policy)", "the packet is dropped by fw (policy)")
-	n.wants("module", []string{"drops", "fw"}, "policy")
-	n.wants("module", []string{"counts", "fw"}, "DROP")
-	n.wants("top", []string{"drops", "--filter", "fw", "--count", "1"}, "fw", "policy")
+	n.expect("module", []string{"drops", "fw"}, "policy")
+	n.expect("module", []string{"counts", "fw"}, "DROP")
+	n.expect("top", []string{"drops", "--filter", "fw", "--count", "1"}, "fw", "policy")
 	metrics := n.metrics()
 	for _, want := range []string{`kerb_dropped_packets_total{module="fw",reason="policy"}`,
 		`kerb_module_packets_total{module="fw",hook="tc-egress",direction="ingress",verdict="drop"}`} {
@@ -60,7 +60,7 @@ func TestSameWords(t *testing.T) {
 // command line and the capture contain the same words: module, verdict, reason and note.
 func TestSameFigures(t *testing.T) {
 	n := newRunningNode(t)
-	n.dropping(53)
+	n.sendDropped(53)
 	n.apply(counter(0))
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
 	n.Eventually("the module is measured", func() bool { // one packet in 4,096 on a CPU
@@ -92,7 +92,7 @@ func TestSameFigures(t *testing.T) {
 		t.Fatalf("the dropped packet has %+v", step)
 	}
 	words := "fw:drop (policy) rule=" + cmp.Or(step.Name, strconv.FormatUint(step.Value, 10))
-	n.wants("drops", []string{"--module", "fw", "--count", "1"}, words)
+	n.expect("drops", []string{"--module", "fw", "--count", "1"}, words)
 	file := filepath.Join(t.TempDir(), "dropped.pcapng")
 	n.kerb("drops", "--module", "fw", "--count", "1", "-w", file)
 	if data, err := os.ReadFile(file); err != nil || !bytes.Contains(data, []byte("kerb: "+words)) {
@@ -138,7 +138,7 @@ func (n *node) figures() map[string]float64 {
 // The JSON output of the command line uses exactly the names of the API.
 func TestSameNames(t *testing.T) {
 	n := newRunningNode(t)
-	n.dropping(53)
+	n.sendDropped(53)
 	n.apply(counter(0))
 	for command, into := range map[string]any{
 		"status": new(v1.NodeStatus), "service list": new([]v1.Service), "service get web": new(v1.Service),

@@ -66,7 +66,7 @@ func (m *model) place(name string, number int, w *worker) {
 		c := w.container(m.T, fmt.Sprintf("%s.%d#%d", name, number, m.containers))
 		addresses, err := w.deploy(name, number, c)
 		if err == nil {
-			m.note(&instance{name, number, w, c, addresses})
+			m.addInstance(&instance{name, number, w, c, addresses})
 			return
 		}
 		w.end(c)
@@ -76,7 +76,7 @@ func (m *model) place(name string, number int, w *worker) {
 	}
 }
 
-func (m *model) note(i *instance) {
+func (m *model) addInstance(i *instance) {
 	m.Helper()
 	for _, a := range i.addresses {
 		if owner := m.used[a]; owner != "" {
@@ -87,7 +87,7 @@ func (m *model) note(i *instance) {
 	m.running[i.service][i.number] = i
 }
 
-func (m *model) forget(i *instance) {
+func (m *model) removeInstance(i *instance) {
 	for _, a := range i.addresses {
 		delete(m.used, a)
 	}
@@ -134,7 +134,7 @@ func (m *model) undeploy() map[string]bool {
 	m.cluster.Undeploy(i.service, i.number)
 	i.at.undeploy(i.service, i.number)
 	i.at.end(i.container)
-	m.forget(i)
+	m.removeInstance(i)
 	return map[string]bool{i.service: true}
 }
 
@@ -143,7 +143,7 @@ func (m *model) move() map[string]bool {
 	i := pick(m, m.all())
 	i.at.undeploy(i.service, i.number)
 	i.at.end(i.container)
-	m.forget(i)
+	m.removeInstance(i)
 	others := slices.DeleteFunc(slices.Clone(m.workers), func(w *worker) bool { return w == i.at })
 	m.place(i.service, i.number, pick(m, others))
 	return map[string]bool{i.service: true}
@@ -153,7 +153,7 @@ func (m *model) redeploy() map[string]bool {
 	i := pick(m, m.all())
 	i.at.undeploy(i.service, i.number)
 	i.at.end(i.container)
-	m.forget(i)
+	m.removeInstance(i)
 	m.place(i.service, i.number, i.at)
 	return map[string]bool{i.service: true}
 }
@@ -165,7 +165,7 @@ func (m *model) killInDeployment() map[string]bool {
 	w := i.at
 	i.at.undeploy(i.service, i.number)
 	w.end(i.container)
-	m.forget(i)
+	m.removeInstance(i)
 	m.cluster.Schedule(i.service, i.number)
 	m.containers++
 	c := w.container(m.T, fmt.Sprintf("%s.%d#%d", i.service, i.number, m.containers))
@@ -186,7 +186,7 @@ func (m *model) killInDeployment() map[string]bool {
 		err = <-done
 	}
 	if err == nil {
-		m.note(&instance{i.service, i.number, w, c, addresses})
+		m.addInstance(&instance{i.service, i.number, w, c, addresses})
 	} else {
 		w.end(c)
 		m.place(i.service, i.number, w)
@@ -203,7 +203,7 @@ func (m *model) restartNodeEngine() map[string]bool {
 		if i.at == w {
 			dead = append(dead, i)
 			touched[i.service] = true
-			m.forget(i)
+			m.removeInstance(i)
 		}
 	}
 	if m.rng.IntN(2) == 0 {
@@ -253,8 +253,8 @@ func (m *model) restartBroker() map[string]bool {
 	return nil
 }
 
-// settled waits until all agents have the model's state of a service, and so have their modules.
-func (m *model) settled(name string) {
+// awaitSettled waits until all agents have the model's state of a service, and so have their modules.
+func (m *model) awaitSettled(name string) {
 	m.Helper()
 	for _, w := range m.workers {
 		var got v1.VirtualService
@@ -262,14 +262,14 @@ func (m *model) settled(name string) {
 		wait.Until(m.T, w.name+" has "+name+" as it is", func() bool {
 			got = v1.VirtualService{}
 			err = w.Get("/v1/virtualservices/oakestra."+name, &got)
-			return err != nil || m.fits(name, w, got)
+			return err != nil || m.isValid(name, w, got)
 		}, func() any { return got.Status }, func() any { return m.describe(name) })
 	}
 }
 
-// fits reports whether a worker's state of a service is valid: a worker with an instance of the service has passed it
-// to its proxy; others may not use it.
-func (m *model) fits(name string, w *worker, s v1.VirtualService) bool {
+// isValid reports whether a worker's state of a service is valid: a worker with an instance of the service has passed
+// it to its proxy; others may not use it.
+func (m *model) isValid(name string, w *worker, s v1.VirtualService) bool {
 	if s.Status == nil || len(s.Status.Instances) != len(m.running[name]) {
 		return false
 	}
@@ -425,7 +425,7 @@ func TestChurn(t *testing.T) {
 		stop := m.run()
 		touched := do(m)
 		for name := range touched {
-			m.settled(name)
+			m.awaitSettled(name)
 		}
 		m.Logf("step %d, %s: %v", n, name, slices.Sorted(maps.Keys(touched)))
 		stop(fmt.Sprintf("step %d, %s", n, name), touched)

@@ -118,7 +118,7 @@ func (c *connection) open() (err error) {
 }
 
 func (c *connection) check() error {
-	got, err := exchange(c.conn, text(), 3*lostAfter)
+	got, err := exchange(c.conn, uniqueText(), 3*lostAfter)
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.description, err)
 	}

@@ -21,9 +21,9 @@ func TestConnectionsOutliveInstancesHere(t *testing.T) {
 	m.cluster.Undeploy(own.service, own.number)
 	here.undeploy(own.service, own.number)
 	here.end(own.container)
-	m.forget(own)
+	m.removeInstance(own)
 	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // its reply follows the earlier messages to the agent
-	if _, err := exchange(tcp, text(), lostAfter); err != nil {
+	if _, err := exchange(tcp, uniqueText(), lostAfter); err != nil {
 		t.Errorf("after an instance has gone that the connection does not use: %v", err)
 	}
 }
@@ -42,7 +42,7 @@ func TestConnectionsOutliveTheAgent(t *testing.T) {
 	m.inCluster(m.broker.Stop)
 	here.killAgent()
 	for network, conn := range map[string]net.Conn{"tcp": tcp, "udp": m.dial(client, "udp", address)} {
-		if _, err := exchange(conn, text(), lostAfter); err != nil {
+		if _, err := exchange(conn, uniqueText(), lostAfter); err != nil {
 			t.Errorf("%s after the agent was killed: %v", network, err)
 		}
 	}
@@ -82,7 +82,7 @@ func (m *model) connect(c *container, address string) net.Conn {
 		m.Fatal(err)
 	}
 	conn := m.dial(c, "tcp", address)
-	if _, err := exchange(conn, text(), lostAfter); err != nil {
+	if _, err := exchange(conn, uniqueText(), lostAfter); err != nil {
 		m.Fatal(err)
 	}
 	return conn

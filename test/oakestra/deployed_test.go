@@ -23,7 +23,7 @@ func TestFirstDatagramAfterADeployment(t *testing.T) {
 	for i := range 10 {
 		name := fmt.Sprintf("app.ns.new%d.test", i)
 		m.add(name, here)
-		got, err := exchange(m.dial(m.running[name][0].container, "udp", address), text(), lostAfter)
+		got, err := exchange(m.dial(m.running[name][0].container, "udp", address), uniqueText(), lostAfter)
 		if own := m.cluster.InstanceAddresses(name, 0)[0]; err != nil || got.client != own {
 			t.Errorf("datagram of a new instance: %v %v, want it from %s", got, err, own)
 		}
@@ -32,11 +32,11 @@ func TestFirstDatagramAfterADeployment(t *testing.T) {
 	for range 5 {
 		m.moveTo("app.ns.server.test", away)
 		m.inUse("app.ns.server.test", here)
-		if _, err := exchange(conn, text(), lostAfter); err != nil {
+		if _, err := exchange(conn, uniqueText(), lostAfter); err != nil {
 			t.Fatal(err)
 		}
 		m.moveTo("app.ns.server.test", here)
-		got, err := exchange(conn, text(), lostAfter)
+		got, err := exchange(conn, uniqueText(), lostAfter)
 		if server := m.running["app.ns.server.test"][0].container.identity; err != nil || got.identity != server {
 			t.Errorf("datagram to an instance that has moved here: %v %v, want it of %s", got, err, server)
 		}
@@ -52,17 +52,17 @@ func TestMoveIsKnownByTheNotice(t *testing.T) {
 	m.add("app.ns.client.test", m.workers[0])
 	address := m.cluster.Addresses("app.ns.server.test")[0]
 	conn := m.dial(m.running["app.ns.client.test"][0].container, "udp", address)
-	if _, err := exchange(conn, text(), lostAfter); err != nil {
+	if _, err := exchange(conn, uniqueText(), lostAfter); err != nil {
 		t.Fatal(err)
 	}
 	told := m.cluster.Quiet()
 	m.moveTo("app.ns.server.test", m.workers[2])
-	if got, err := exchange(conn, text(), time.Second); err == nil {
+	if got, err := exchange(conn, uniqueText(), time.Second); err == nil {
 		t.Errorf("answered without a notice: %v", got)
 	}
 	told()
 	m.inUse("app.ns.server.test", m.workers[0])
-	if _, err := exchange(conn, text(), lostAfter); err != nil {
+	if _, err := exchange(conn, uniqueText(), lostAfter); err != nil {
 		t.Errorf("after the notice: %v", err)
 	}
 }
@@ -70,7 +70,7 @@ func TestMoveIsKnownByTheNotice(t *testing.T) {
 // inUse waits until all workers have the model's state of a service, and also the modules of one with a client of it.
 func (m *model) inUse(name string, by *worker) {
 	m.Helper()
-	m.settled(name)
+	m.awaitSettled(name)
 	var got v1.VirtualService
 	wait.Until(m.T, by.name+"'s modules have "+name, func() bool {
 		got = v1.VirtualService{}
@@ -85,6 +85,6 @@ func (m *model) moveTo(name string, w *worker) {
 	i := m.running[name][0]
 	i.at.undeploy(i.service, i.number)
 	i.at.end(i.container)
-	m.forget(i)
+	m.removeInstance(i)
 	m.place(name, 0, w)
 }

@@ -43,7 +43,7 @@ func TestFirstContactsDuringFloods(t *testing.T) {
 		}
 	})
 	contact := func(name string, from *container, address, own string) {
-		got, err := exchange(m.dial(from, "udp", address), text(), lostAfter)
+		got, err := exchange(m.dial(from, "udp", address), uniqueText(), lostAfter)
 		if err != nil || got.client != own {
 			t.Errorf("%s: %v %v, want it from %s", name, got, err, own)
 		}

@@ -33,14 +33,14 @@ const (
 
 var texts atomic.Int64
 
-// text returns a unique packet content.
-func text() string { return fmt.Sprintf("p%d", texts.Add(1)) }
+// uniqueText returns a unique packet content.
+func uniqueText() string { return fmt.Sprintf("p%d", texts.Add(1)) }
 
 // openFlows closes flows whose ends no longer exist, and opens others instead.
 func (m *model) openFlows() {
 	m.Helper()
 	m.flows = slices.DeleteFunc(m.flows, func(f *flow) bool {
-		if m.lives(f) {
+		if m.isOpen(f) {
 			return false
 		}
 		f.close()
@@ -65,7 +65,7 @@ func (m *model) open(from *instance, service string) *flow {
 	var err error
 	if f.tcp, err = from.container.dial("tcp", address); err == nil {
 		var got answer
-		got, err = exchange(f.tcp, text(), lostAfter)
+		got, err = exchange(f.tcp, uniqueText(), lostAfter)
 		f.peer = got.identity
 	}
 	if err == nil {
@@ -84,7 +84,7 @@ func (m *model) awaitUDP(f *flow) {
 	m.Helper()
 	var err error
 	for range 100 {
-		if _, err = exchange(f.udp, text(), 200*time.Millisecond); err == nil {
+		if _, err = exchange(f.udp, uniqueText(), 200*time.Millisecond); err == nil {
 			return
 		}
 	}
@@ -109,8 +109,8 @@ func (m *model) packets() (n int) {
 	return n
 }
 
-// lives reports whether both ends of a TCP connection run.
-func (m *model) lives(f *flow) bool {
+// isOpen reports whether both ends of a TCP connection run.
+func (m *model) isOpen(f *flow) bool {
 	runs := func(identity string) bool {
 		return slices.ContainsFunc(m.all(), func(i *instance) bool { return i.container.identity == identity })
 	}
@@ -132,7 +132,7 @@ func (m *model) run() func(step string, touched map[string]bool) {
 		close(done)
 		all.Wait()
 		for _, f := range m.flows {
-			if !m.lives(f) {
+			if !m.isOpen(f) {
 				continue
 			}
 			name := fmt.Sprintf("%s: %s to %s", step, f.from.container.identity, f.service)
@@ -141,7 +141,7 @@ func (m *model) run() func(step string, touched map[string]bool) {
 			}
 			if touched[f.service] || touched[f.from.service] {
 				m.awaitUDP(f)
-				m.lossless(name, f)
+				m.checkLossless(name, f)
 				continue
 			}
 			f.all += f.sent
@@ -152,11 +152,11 @@ func (m *model) run() func(step string, touched map[string]bool) {
 	}
 }
 
-// lossless sends datagrams after the workers know of a change.
-func (m *model) lossless(name string, f *flow) {
+// checkLossless sends datagrams after the workers know of a change.
+func (m *model) checkLossless(name string, f *flow) {
 	m.Helper()
 	for n := range 10 {
-		if _, err := exchange(f.udp, text(), lostAfter); err != nil {
+		if _, err := exchange(f.udp, uniqueText(), lostAfter); err != nil {
 			m.Errorf("%s: datagram %d after the change: %v", name, n, err)
 			return
 		}
@@ -165,12 +165,12 @@ func (m *model) lossless(name string, f *flow) {
 
 func (f *flow) send(done chan struct{}) {
 	for {
-		if _, err := exchange(f.udp, text(), lostAfter); err != nil {
+		if _, err := exchange(f.udp, uniqueText(), lostAfter); err != nil {
 			f.lost++
 		}
 		f.sent++
 		if f.broken == nil {
-			_, f.broken = exchange(f.tcp, text(), 2*lostAfter)
+			_, f.broken = exchange(f.tcp, uniqueText(), 2*lostAfter)
 		}
 		select {
 		case <-done:

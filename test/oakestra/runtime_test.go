@@ -163,7 +163,7 @@ func TestPlacementByRuntime(t *testing.T) {
 		t.Fatalf("deploy: %d %s %v", status, text, err)
 	}
 	placed := &container{identity: name, cmd: &exec.Cmd{Process: &os.Process{Pid: pid}}}
-	got, err := exchange(m.dial(placed, "udp", m.cluster.Addresses("app.ns.server.test")[0]), text(), lostAfter)
+	got, err := exchange(m.dial(placed, "udp", m.cluster.Addresses("app.ns.server.test")[0]), uniqueText(), lostAfter)
 	if own := m.cluster.InstanceAddresses(name, 0)[0]; err != nil || got.client != own {
 		t.Errorf("datagram of the container: %v %v, want it from %s", got, err, own)
 	}

@@ -61,7 +61,7 @@ const (
 	churnEvery     = 100 * time.Millisecond
 )
 
-func (c *churn) begin(format string, args ...any) {
+func (c *churn) startChange(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.what, c.changed = fmt.Sprintf(format, args...), time.Now()
@@ -86,9 +86,9 @@ func TestChurn(t *testing.T) {
 	}
 	c := newChurn(t)
 	for range churnClients {
-		c.clients.Go(c.keepOpen)
-		c.clients.Go(c.keepOpening)
-		c.clients.Go(c.keepAsking)
+		c.clients.Go(c.holdConnection)
+		c.clients.Go(c.openConnections)
+		c.clients.Go(c.sendDatagrams)
 	}
 	changes, begin := 0, time.Now()
 	killed := false
@@ -97,7 +97,7 @@ func TestChurn(t *testing.T) {
 		changes++
 		if !killed && time.Since(begin) > lasts/2 {
 			killed = true
-			c.begin("the death of the agent")
+			c.startChange("the death of the agent")
 			c.n.Kill()
 			c.n.Start()
 			c.n.synced("web")
@@ -163,20 +163,20 @@ func (c *churn) change() {
 	case 0:
 		gone = append(gone, at.Service)
 		at.Service, at.Draining = c.takeFree(), false
-		c.begin("redeploying %s from %s to %s", at.Name, gone[0], at.Service)
+		c.startChange("redeploying %s from %s to %s", at.Name, gone[0], at.Service)
 	case 1:
 		at.Draining = !at.Draining
-		c.begin("draining %s (%s): %t", at.Name, at.Service, at.Draining)
+		c.startChange("draining %s (%s): %t", at.Name, at.Service, at.Draining)
 	case 2:
 		if len(c.spec.Instances) > 2 {
-			c.begin("removing %s (%s)", at.Name, at.Service)
+			c.startChange("removing %s (%s)", at.Name, at.Service)
 			gone = append(gone, at.Service)
 			c.spec.Instances = slices.Delete(c.spec.Instances, i, i+1)
 		}
 	case 3:
 		if len(c.spec.Instances) < churnInstances {
 			added := v1.VirtualInstance{Name: c.unusedName(), Service: c.takeFree()}
-			c.begin("adding %s (%s)", added.Name, added.Service)
+			c.startChange("adding %s (%s)", added.Name, added.Service)
 			c.spec.Instances = append(c.spec.Instances, added)
 		}
 	}
@@ -272,8 +272,8 @@ func (c *churn) use(conn *connection, ended int64, times int) bool {
 	return true
 }
 
-// keepOpen keeps a connection for as long as its instance lives.
-func (c *churn) keepOpen() {
+// holdConnection keeps a connection for as long as its instance lives.
+func (c *churn) holdConnection() {
 	for !c.stopped() {
 		if conn, ended := c.connect(); conn != nil {
 			c.use(conn, ended, 1<<30)
@@ -282,8 +282,8 @@ func (c *churn) keepOpen() {
 	}
 }
 
-// keepOpening makes short connections.
-func (c *churn) keepOpening() {
+// openConnections makes short connections.
+func (c *churn) openConnections() {
 	for !c.stopped() {
 		if conn, ended := c.connect(); conn != nil {
 			c.use(conn, ended, 1)
@@ -292,8 +292,8 @@ func (c *churn) keepOpening() {
 	}
 }
 
-// keepAsking sends datagrams from one port.
-func (c *churn) keepAsking() {
+// sendDatagrams sends datagrams from one port.
+func (c *churn) sendDatagrams() {
 	conn, err := dialUDP(c.client, c.target())
 	if err != nil {
 		c.note("UDP: %v", err)

@@ -184,7 +184,7 @@ func TestUnknownIsRefused(t *testing.T) {
 		t.Errorf("all instances drain: %v", err)
 	}
 	n.Must(http.MethodDelete, "/v1/virtualservices/web", nil, nil)
-	n.Eventually("the address is unknown again", func() bool { return n.knowsNot(virtual4) })
+	n.Eventually("the address is unknown again", func() bool { return n.isUnknown(virtual4) })
 	if err := connects(virtual4); !errors.Is(err, syscall.EHOSTUNREACH) {
 		t.Errorf("virtual no more: %v", err)
 	}
@@ -196,7 +196,7 @@ func TestUnknownIsRefused(t *testing.T) {
 	}
 }
 
-func (n *node) knowsNot(a netip.Addr) bool {
+func (n *node) isUnknown(a netip.Addr) bool {
 	var services []struct{ Addresses []struct{ Address string } }
 	if n.Get("/v1/modules/px/services", &services) != nil {
 		return false

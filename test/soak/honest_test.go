@@ -61,10 +61,10 @@ func (p *place) run(length time.Duration, virtual bool) float64 {
 	if err != nil {
 		p.T.Fatal(err)
 	}
-	return p.judge(talks, attacks, after.Sub(before))
+	return p.checkResults(talks, attacks, after.Sub(before))
 }
 
-func (p *place) judge(talks []*talk, attacks string, lost traffic.Losses) float64 {
+func (p *place) checkResults(talks []*talk, attacks string, lost traffic.Losses) float64 {
 	p.T.Helper()
 	var times []float64
 	var sent, received uint64

@@ -35,7 +35,7 @@ func TestHostPackages(t *testing.T) {
 	if got, _ := m.try("systemctl", "is-active", "kerb"); got != "inactive" {
 		t.Errorf("the agent is %s after the installation: it is to be started by the operator", got)
 	}
-	m.runs()
+	m.startAndApply()
 	m.do("kerb", "bench", "--help")
 	for _, file := range []string{"/usr/share/man/man1/kerb-agent.1.gz", "/usr/share/bash-completion/completions/kerb",
 		"/usr/share/doc/kerb/licenses/Apache-2.0.txt"} {
@@ -47,7 +47,7 @@ func TestHostPackages(t *testing.T) {
 
 	before, pid := m.programs(), m.do("systemctl", "show", "--value", "-p", "MainPID", "kerb")
 	install("/later/" + filepath.Base(later))
-	m.ready("counter")
+	m.awaitReady("counter")
 	if now := m.do("systemctl", "show", "--value", "-p", "MainPID", "kerb"); now == pid || now == "0" {
 		t.Errorf("main process %s before the upgrade, %s after it", pid, now)
 	}
@@ -56,7 +56,7 @@ func TestHostPackages(t *testing.T) {
 	}
 
 	m.do("apt-get", "-qy", "remove", "kerb-bench", "kerb")
-	m.gone()
+	m.checkGone()
 	m.do("test", "-f", "/var/lib/kerb/state.db")
 	m.do("apt-get", "-qy", "purge", "kerb")
 	for _, path := range []string{"/var/lib/kerb", "/etc/kerb", "/run/kerb"} {
@@ -71,14 +71,14 @@ func TestHostPackages(t *testing.T) {
 	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	rpm := newest(t, dist, "kerb-[0-9]*."+arch+".rpm")
 	m.do("rpm", "--force-debian", "--nodeps", "-i", "/dist/"+filepath.Base(rpm))
-	m.runs()
+	m.startAndApply()
 	m.do("rpm", "--force-debian", "-e", "kerb")
-	m.gone()
+	m.checkGone()
 
 	m.do("umount", "/sys/fs/bpf") // as in images that are built without one
 	install("/dist/" + filepath.Base(deb))
 	m.do("apt-get", "-qy", "purge", "kerb")
-	m.gone()
+	m.checkGone()
 }
 
 // overlay returns an overlay of this machine's root directory, without mounts below it; writes are kept in memory.
@@ -103,8 +103,8 @@ func overlay(t *testing.T) string {
 	return root
 }
 
-// runs starts the installed agent, and applies a module.
-func (m *machine) runs() {
+// startAndApply starts the installed agent, and applies a module.
+func (m *machine) startAndApply() {
 	m.Helper()
 	m.do("systemctl", "start", "kerb")
 	if got := m.do("stat", "-c", "%U:%G %a", "/run/kerb/kerb.sock"); got != "root:kerb 660" {
@@ -115,12 +115,12 @@ func (m *machine) runs() {
 	}
 	m.do("kerb", "service", "add", "web", "--netns", "/run/netns/web", "--label", "app=web")
 	m.do("kerb", "apply", "-f", m.file("counter.yaml", manifest("counter", "{}")))
-	m.ready("counter")
+	m.awaitReady("counter")
 	m.do("test", "-d", "/sys/fs/bpf/kerb")
 }
 
-// gone checks that neither the agent nor its kernel objects are left.
-func (m *machine) gone() {
+// checkGone checks that neither the agent nor its kernel objects are left.
+func (m *machine) checkGone() {
 	m.Helper()
 	if got, _ := m.try("systemctl", "is-active", "kerb"); got == "active" {
 		m.Error("the agent runs after the removal")

@@ -79,7 +79,7 @@ func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 		m.do("kerb", "apply", "-f", m.file(dir+".yaml", manifest(dir, modules[dir])))
 	}
 	for _, name := range builtins(t) {
-		m.ready(name)
+		m.awaitReady(name)
 	}
 	if c := condition(m.status().Conditions, "ControlPlanes"); c.Status != "True" {
 		t.Errorf("with all modules: %+v", c)
@@ -106,8 +106,8 @@ func TestUnitWithoutSeccomp(t *testing.T) {
 	m.expectDoctor("unit system calls", "fail")
 }
 
-// ready waits for a module and its control plane.
-func (m *machine) ready(name string) {
+// awaitReady waits for a module and its control plane.
+func (m *machine) awaitReady(name string) {
 	m.Helper()
 	m.await("module "+name+" and its control plane are ready", func() (bool, string) {
 		out := m.do("kerb", "module", "get", name, "-o", "json")

@@ -250,8 +250,8 @@ func reduced(from image.Image) image.Image {
 	return out
 }
 
-// complaints returns the browser's log: script errors, failed requests, and violations of the policy.
-func (b *browser) complaints() (all []string) {
+// logEntries returns the browser's log: script errors, failed requests, and violations of the policy.
+func (b *browser) logEntries() (all []string) {
 	b.t.Helper()
 	var entries []struct{ Level, Message string }
 	b.call(http.MethodPost, "/se/log", map[string]any{"type": "browser"}, &entries)

@@ -53,7 +53,7 @@ func TestCost(t *testing.T) {
 	length := length(t)
 	n := nodetest.New(t)
 	n.Start()
-	hundred(t, n)
+	addHundredServices(t, n)
 	lists(t, n)
 	measure := func() float64 {
 		t.Helper()
@@ -99,8 +99,8 @@ func TestCost(t *testing.T) {
 	figure(t, "first paint", b.opened("first-contentful-paint"), "ms", 150)
 }
 
-// hundred adds 100 services of two modules to a node, of which one drops packets to one of them.
-func hundred(t *testing.T, n *nodetest.Node) {
+// addHundredServices adds 100 services of two modules to a node, of which one drops packets to one of them.
+func addHundredServices(t *testing.T, n *nodetest.Node) {
 	t.Helper()
 	counter, fw := node.Module("count", "counter", "*", nil), firewall("deny")
 	counter.Spec.Budget = slow
@@ -117,7 +117,7 @@ func hundred(t *testing.T, n *nodetest.Node) {
 // Time until the page shows a node with 1,000 services.
 func TestCostOfManyServices(t *testing.T) {
 	length(t)
-	n := many(t)
+	n := newLargeNode(t)
 	b := openBrowser(t)
 	b.screen(1280, 860, "light")
 	b.open(serveUI(t, n))

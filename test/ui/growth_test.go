@@ -34,7 +34,7 @@ func TestGrowth(t *testing.T) {
 	n := nodetest.New(t)
 	n.Configure("history: {}\n")
 	n.Start()
-	hundred(t, n)
+	addHundredServices(t, n)
 	b := openBrowser(t)
 	b.screen(1280, 860, "light")
 	address, page := startUI(t, n)

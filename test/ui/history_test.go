@@ -57,7 +57,7 @@ func TestLastHour(t *testing.T) {
 			t.Errorf("%s is %v pixels wider than a phone", view, wide)
 		}
 	}
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }

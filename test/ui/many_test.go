@@ -18,8 +18,8 @@ const (
 	mostRows     = 60 // of a list in the document, on any screen of these tests
 )
 
-// many returns a node with 1,000 services, all with a counter.
-func many(t *testing.T) *nodetest.Node {
+// newLargeNode returns a node with 1,000 services, all with a counter.
+func newLargeNode(t *testing.T) *nodetest.Node {
 	t.Helper()
 	n := nodetest.New(t)
 	n.Start()
@@ -80,7 +80,7 @@ func (b *browser) settles(what, list string, right func(rows) bool) (r rows) {
 // of them.
 func TestManyServices(t *testing.T) {
 	b := openBrowser(t)
-	n := many(t)
+	n := newLargeNode(t)
 	b.screen(1280, 860, "light")
 	b.open(serveUI(t, n))
 	b.shows(".live", "live")
@@ -90,15 +90,15 @@ func TestManyServices(t *testing.T) {
 	b.shows("main", "1000 workloads")
 	const cards, points = ".services", "main section:last-of-type tbody"
 	first := b.settles("the first services", cards, func(r rows) bool { return len(r.Shown) > 2 && r.Shown[0] == 0 })
-	b.scrolls(cards, first)
-	b.keys(cards)
-	b.searches(cards)
+	b.checkScrolling(cards, first)
+	b.checkKeys(cards)
+	b.checkSearch(cards)
 
 	p.view("modules/count")
 	b.shows("h1", "count")
 	const all = 2 * manyServices // each has a chain for either direction
 	first = b.settles("the first attach points", points, func(r rows) bool { return r.Length == all })
-	b.scrolls(points, first)
+	b.checkScrolling(points, first)
 
 	p.view("packets") // the service selection has a search, too
 	b.enter("#trace input[name=service]", "h999")
@@ -113,14 +113,14 @@ func TestManyServices(t *testing.T) {
 	if b.script("return document.querySelectorAll('*').length", &elements); elements > 1000 {
 		t.Errorf("the view Health has %d elements", elements)
 	}
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }
 
-// scrolls scrolls through a list, to its middle, end and beginning: rows are visible at each position, in their order,
-// and the length of the list does not change by more than the differences in height of rows.
-func (b *browser) scrolls(list string, first rows) {
+// checkScrolling scrolls through a list, to its middle, end and beginning: rows are visible at each position, in their
+// order, and the length of the list does not change by more than the differences in height of rows.
+func (b *browser) checkScrolling(list string, first rows) {
 	b.t.Helper()
 	for _, to := range []float64{0.5, 1, 0.25, 0} {
 		b.scroll(list, to)
@@ -146,9 +146,9 @@ func (b *browser) scroll(list string, to float64) {
 		of.scrollTo(0, %g * (of.scrollHeight - of.clientHeight))`, list, to), nil)
 }
 
-// keys checks that Tab moves beyond the initial rows, that the focused row stays in the document while others are
+// checkKeys checks that Tab moves beyond the initial rows, that the focused row stays in the document while others are
 // visible, and that Enter opens it.
-func (b *browser) keys(list string) {
+func (b *browser) checkKeys(list string) {
 	b.t.Helper()
 	b.script(fmt.Sprintf("document.querySelector('%s [data-row] h2 a').focus({preventScroll: true})", list), nil)
 	steps := 0
@@ -174,9 +174,9 @@ func (b *browser) keys(list string) {
 	b.shows("h1", "Services")
 }
 
-// searches checks that a key focuses the search, which finds services that are not in the document, and that the URL
+// checkSearch checks that a key focuses the search, which finds services that are not in the document, and that the URL
 // restores it.
-func (b *browser) searches(list string) {
+func (b *browser) checkSearch(list string) {
 	b.t.Helper()
 	b.settles("rows", list, func(r rows) bool { return r.Length == manyServices })
 	if strings.Contains(b.text(list), "h777") {

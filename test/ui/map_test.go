@@ -74,7 +74,7 @@ func TestMap(t *testing.T) {
 	if p.script("return document.documentElement.scrollWidth - innerWidth", &wide); wide > 0 {
 		t.Errorf("the map is %v pixels wider than a phone", wide)
 	}
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }

@@ -95,7 +95,7 @@ func TestViewsOfPackage(t *testing.T) {
 		t.Errorf("%d elements come from the package", elements)
 	}
 	(&page{browser: b, t: t}).shot("ui-views-light", "")
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }

@@ -36,7 +36,7 @@ func TestManyPackets(t *testing.T) {
 	first := b.settles("the newest packets", list, func(r rows) bool {
 		return r.Length == length && len(r.Shown) > 2 && r.Shown[0] == 0
 	})
-	b.scrolls(list, first)
+	b.checkScrolling(list, first)
 
 	row := func(i int) string { return fmt.Sprintf("%s > [data-row='%d'] ", list, i) }
 	b.script(fmt.Sprintf("document.querySelector(%q).focus({preventScroll: true})", row(0)+"summary"), nil)
@@ -55,7 +55,7 @@ func TestManyPackets(t *testing.T) {
 	}
 	b.scroll(list, 0)
 	b.shows(row(0)+".waterfall", "in modules of 2 chains")
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", strings.Join(said, "\n"))
 	}
 }

@@ -48,7 +48,7 @@ func TestHostileNames(t *testing.T) {
 	if title != "Kerb0" {
 		t.Errorf("the page has run a name: %q", title)
 	}
-	said := strings.Join(b.complaints(), "\n")
+	said := strings.Join(b.logEntries(), "\n")
 	if !strings.Contains(said, "violates the following Content Security Policy") {
 		t.Errorf("the policy has not refused an event handler: %s", said)
 	}

@@ -180,7 +180,7 @@ func TestPage(t *testing.T) {
 	reverted(b)
 	killed(n, b)
 	keyboard(b)
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }

@@ -45,7 +45,7 @@ func TestViewsOfModules(t *testing.T) {
 	b.shows("main", "floods", "judge", "Decisions")
 	p.view("services/db")
 	b.shows(".pipeline", "answers", "reply", "control", "judge")
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }

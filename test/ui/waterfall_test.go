@@ -72,7 +72,7 @@ func TestWaterfall(t *testing.T) {
 	}
 	(&page{browser: b, t: t}).shot("ui-waterfall-light", "")
 	kernelDrops(t, b, web, netip.AddrPortFrom(db.Addr4(), 5353))
-	if said := b.complaints(); len(said) > 0 {
+	if said := b.logEntries(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
 	}
 }
