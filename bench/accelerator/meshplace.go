@@ -93,7 +93,7 @@ func (p *place) redirectPeers() error {
 			if _, err := bench.AddClsact(h.OuterIndex()); err != nil {
 				return err
 			}
-			err := bench.PutFilter(h.OuterIndex(), netlink.HANDLE_MIN_INGRESS, 1, 1, loaded.Programs["to_peer"])
+			err := bench.PutFilter(h.OuterIndex(), netlink.HANDLE_MIN_INGRESS, 1, 1, loaded.Programs["redirect_peer"])
 			if err != nil {
 				return err
 			}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What Cilium's host routing does to packets between two pods of a node, without connection
- * tracking and policy: at the node's end of a pod's veth the service's address is translated, and
- * the packet goes into the other pod's namespace by bpf_redirect_peer, past the node's stack. */
+/* Cilium's host routing between two pods of a node, without connection tracking and policy: at the
+ * host end of a pod's veth, the program translates the service's address and redirects the packet
+ * into the other pod's namespace (bpf_redirect_peer), bypassing the host's stack. */
 #include <stddef.h>
 
 #include <linux/bpf.h>
@@ -19,8 +19,8 @@
 const volatile __u32 client_address, server_address, service_address;
 const volatile __u32 client_ifindex, server_ifindex;
 
-static __always_inline int deliver(struct __sk_buff *skb, __u32 at, __u32 from, __u32 to,
-				   __u32 ifindex)
+static __always_inline int redirect_translated(struct __sk_buff *skb, __u32 at, __u32 from,
+					       __u32 to, __u32 ifindex)
 {
 	const __u32 tcp_check = ETH_HLEN + sizeof(struct iphdr) + offsetof(struct tcphdr, check);
 
@@ -33,7 +33,7 @@ static __always_inline int deliver(struct __sk_buff *skb, __u32 at, __u32 from, 
 }
 
 SEC("tc")
-int to_peer(struct __sk_buff *skb)
+int redirect_peer(struct __sk_buff *skb)
 {
 	struct ethhdr *eth = (void *)(long)skb->data;
 	struct iphdr *ip = (void *)(eth + 1);
@@ -42,11 +42,11 @@ int to_peer(struct __sk_buff *skb)
 	    ip->ihl != 5 || ip->protocol != IPPROTO_TCP)
 		return TC_ACT_OK;
 	if (ip->saddr == client_address && ip->daddr == service_address)
-		return deliver(skb, offsetof(struct iphdr, daddr), service_address, server_address,
-			       server_ifindex);
+		return redirect_translated(skb, offsetof(struct iphdr, daddr), service_address,
+					   server_address, server_ifindex);
 	if (ip->saddr == server_address && ip->daddr == client_address)
-		return deliver(skb, offsetof(struct iphdr, saddr), server_address, service_address,
-			       client_ifindex);
+		return redirect_translated(skb, offsetof(struct iphdr, saddr), server_address,
+					   service_address, client_ifindex);
 	return TC_ACT_OK;
 }
 

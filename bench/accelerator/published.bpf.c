@@ -2,11 +2,11 @@
 //go:build ignore
 
 /* The published design (Simas 2025), rebuilt from its source, without its log lines. A socket's key
- * is the side that it is on and the client's address and port, which destination NAT does not
- * change. A second map has the key of the other end for each pair of addresses and ports. Every
- * message is redirected to the socket with that key, if there is one, and otherwise goes by TCP.
- * Keys have no network namespace, nothing is ever deleted from the second map, and addresses of
- * IPv4 on sockets of IPv6 have another form than on those of IPv4: as published. */
+ * is its side (client or server) and the client's address and port, which destination NAT does not
+ * change. A second map has the key of the peer socket for each pair of addresses and ports. Every
+ * message is redirected to the socket with that key, or sent over TCP if there is none. As
+ * published, keys have no network namespace, entries of the second map are never deleted, and IPv4
+ * addresses on IPv6 sockets have another form than on IPv4 sockets. */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -38,10 +38,10 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct connection);
 	__type(value, struct socket_key);
-} reversed SEC(".maps");
+} peers SEC(".maps");
 
-/* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable
- * offset. */
+/* All fields are always loaded. Otherwise the compiler merges two loads into one with a variable
+ * offset, which the verifier rejects on a context. */
 #define CTX(field) (*(volatile __u32 *)&(field))
 
 #define ADDRESS(to, ctx, ip4, ip6) \
@@ -64,7 +64,7 @@ struct {
 	} while (0)
 
 SEC("sockops")
-int established(struct bpf_sock_ops *ops)
+int add_socket(struct bpf_sock_ops *ops)
 {
 	__u32 op = ops->op, is_client = op == BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB;
 	struct connection c = {};
@@ -78,18 +78,18 @@ int established(struct bpf_sock_ops *ops)
 	key.side = is_client ? CLIENT : SERVER;
 	bpf_sock_hash_update(ops, &sockets, &key, BPF_ANY);
 	key.side = is_client ? SERVER : CLIENT;
-	bpf_map_update_elem(&reversed, &c, &key, BPF_ANY);
+	bpf_map_update_elem(&peers, &c, &key, BPF_ANY);
 	return 1;
 }
 
 SEC("sk_msg")
-int redirect(struct sk_msg_md *msg)
+int redirect_message(struct sk_msg_md *msg)
 {
 	struct connection c = {};
 	struct socket_key *peer;
 
 	CONNECTION(&c, msg);
-	peer = bpf_map_lookup_elem(&reversed, &c);
+	peer = bpf_map_lookup_elem(&peers, &c);
 	if (peer)
 		bpf_msg_redirect_hash(msg, &sockets, peer, BPF_F_INGRESS);
 	return SK_PASS;

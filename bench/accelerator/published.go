@@ -28,7 +28,7 @@ func (c *contender) startPublished() error {
 		return fmt.Errorf("load published.bpf.o: %w", err)
 	}
 	c.Later(func() error { loaded.Close(); return nil })
-	messages := link.RawAttachProgramOptions{Target: loaded.Maps["sockets"].FD(), Program: loaded.Programs["redirect"],
+	messages := link.RawAttachProgramOptions{Target: loaded.Maps["sockets"].FD(), Program: loaded.Programs["redirect_message"],
 		Attach: ebpf.AttachSkMsgVerdict}
 	if err := link.RawAttachProgram(messages); err != nil {
 		return fmt.Errorf("attach published.bpf.o to its map: %w", err)
@@ -38,7 +38,7 @@ func (c *contender) startPublished() error {
 			Attach: messages.Attach})
 	})
 	events, err := link.AttachCgroup(link.CgroupOptions{Path: c.group.Dir(), Attach: ebpf.AttachCGroupSockOps,
-		Program: loaded.Programs["established"]})
+		Program: loaded.Programs["add_socket"]})
 	if err != nil {
 		return fmt.Errorf("attach published.bpf.o to a cgroup: %w", err)
 	}

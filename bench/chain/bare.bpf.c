@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The limit: up to 16 modules written into one program by hand. It parses once,
- * as a person would, and then does the work of each module. */
+/* The upper limit: up to 16 modules in one hand-written program. It parses once and then counts for
+ * each module. */
 #include "count.h"
 
-/* How many of the 16 modules are there; the verifier removes the others. */
+/* Number of modules; the verifier removes the others as dead code. */
 const volatile __u32 modules;
 
 struct counters {
@@ -20,11 +20,11 @@ struct counters m4 SEC(".maps"), m5 SEC(".maps"), m6 SEC(".maps"), m7 SEC(".maps
 struct counters m8 SEC(".maps"), m9 SEC(".maps"), m10 SEC(".maps"), m11 SEC(".maps");
 struct counters m12 SEC(".maps"), m13 SEC(".maps"), m14 SEC(".maps"), m15 SEC(".maps");
 
-#define MODULE(i)               \
-	if (modules > i)        \
-		add(&m##i, bytes);
+#define MODULE(i)        \
+	if (modules > i) \
+		count_packet(&m##i, bytes);
 
-static __always_inline void count(__u64 bytes)
+static __always_inline void count_modules(__u64 bytes)
 {
 	MODULE(0) MODULE(1) MODULE(2) MODULE(3)
 	MODULE(4) MODULE(5) MODULE(6) MODULE(7)
@@ -37,7 +37,7 @@ static __always_inline int bare_xdp(struct xdp_md *ctx, int (*parse)(void *, voi
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
 	if (parse(data, end))
-		count(end - data);
+		count_modules(end - data);
 	return XDP_PASS;
 }
 
@@ -46,7 +46,7 @@ static __always_inline int bare_tc(struct __sk_buff *skb, int (*parse)(void *, v
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
 	if (parse(data, end))
-		count(skb->len);
+		count_modules(skb->len);
 	return -1; /* TC_ACT_UNSPEC */
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The work of one trivial module, shared by all references: find a UDP packet
- * over IPv4, or in other programs over IPv6, by its own parsing, and count it
- * with its bytes on this CPU. */
+/* One trivial module, shared by all references: it parses the packet itself, and counts packets and
+ * bytes of UDP over IPv4, or in other programs over IPv6, per CPU. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -46,7 +45,7 @@ static __always_inline int parse_udp6(void *data, void *end)
 	return (void *)(udp + 1) <= end;
 }
 
-static __always_inline void add(void *map, __u64 bytes)
+static __always_inline void count_packet(void *map, __u64 bytes)
 {
 	__u32 key = 0;
 	struct counter *c = bpf_map_lookup_elem(map, &key);

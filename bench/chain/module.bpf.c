@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* One trivial module as a program of its own. Loaded n times it is a row of TCX
- * programs or of clsact filters; with `next` set it is a tail-call chain. */
+/* One trivial module as a separate program. Loaded n times, it is a list of TCX programs or clsact
+ * filters; with `next` set, a chain of tail calls. */
 #include "count.h"
 
 #define TC_ACT_UNSPEC -1
 #define TC_ACT_SHOT 2
 
-/* The slot of the following module in `chain`; 0 ends the chain. A constant to
- * the verifier, so that the JIT makes the tail call a direct jump. */
+/* The slot of the next module in `chain`; 0 ends the chain. The verifier sees a constant, so that
+ * the JIT compiles the tail call to a direct jump. */
 const volatile __u32 next;
 
 struct {
@@ -31,7 +31,7 @@ static __always_inline int module_xdp(struct xdp_md *ctx, int (*parse)(void *, v
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
 	if (parse(data, end))
-		add(&counters, end - data);
+		count_packet(&counters, end - data);
 	if (next)
 		bpf_tail_call(ctx, &chain, next);
 	return XDP_PASS;
@@ -42,7 +42,7 @@ static __always_inline int module_tc(struct __sk_buff *skb, int (*parse)(void *,
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
 	if (parse(data, end))
-		add(&counters, skb->len);
+		count_packet(&counters, skb->len);
 	if (next)
 		bpf_tail_call(skb, &chain, next);
 	return TC_ACT_UNSPEC;
@@ -72,14 +72,14 @@ int module_tc6(struct __sk_buff *skb)
 	return module_tc(skb, parse_udp6);
 }
 
-/* The end of the row in live measurement, the same for every config. */
+/* The last program in live measurements, the same for every config. */
 SEC("tc")
 int drop_tc(struct __sk_buff *skb)
 {
 	return TC_ACT_SHOT;
 }
 
-/* No module at all; as XDP it sends the frames of a live run up the stack. */
+/* No module; as XDP it passes the frames of a live run to the stack. */
 SEC("xdp")
 int pass_xdp(struct xdp_md *ctx)
 {

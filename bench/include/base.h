@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What all programs of the benches need. */
+/* Errors and the clock, for all programs of the benchmarks. */
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +13,7 @@ static inline void die(const char *what)
 	exit(1);
 }
 
-static inline int64_t now(void)
+static inline int64_t now_ns(void)
 {
 	struct timespec t;
 

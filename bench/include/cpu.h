@@ -24,8 +24,7 @@ static inline struct cpus parse_cpus(const char *text)
 	return c;
 }
 
-/* pin keeps the calling thread on a CPU. */
-static inline void pin(int cpu)
+static inline void pin_thread(int cpu)
 {
 	cpu_set_t set;
 
@@ -35,8 +34,8 @@ static inline void pin(int cpu)
 		die("pin");
 }
 
-/* struct sched_attr (linux/sched/types.h), which glibc knows from 2.41 on. */
-struct attributes {
+/* struct sched_attr (linux/sched/types.h), which glibc declares since 2.41. */
+struct sched_attributes {
 	uint32_t size, policy;
 	uint64_t flags;
 	int32_t nice;
@@ -44,9 +43,9 @@ struct attributes {
 	uint64_t runtime, deadline, period;
 };
 
-/* lead_session has a session of the process's own go before others, where each is a group for the
- * scheduler (autogroup): nice counts within it only. */
-static inline void lead_session(void)
+/* raise_autogroup_priority raises the priority of the session if this process leads it. With
+ * autogroup, the scheduler groups tasks by session, and nice values apply within a group only. */
+static inline void raise_autogroup_priority(void)
 {
 	FILE *f = getsid(0) == getpid() ? fopen("/proc/self/autogroup", "w") : NULL;
 
@@ -56,14 +55,14 @@ static inline void lead_session(void)
 	fclose(f);
 }
 
-/* hurry gives this process and its children priority over the machine's other work, which is not
- * measured: by weight, and by a shorter slice (Linux 6.12), so that they preempt other tasks as
- * soon as they wake up. */
-static inline void hurry(void)
+/* raise_priority gives this process and its children priority over tasks that are not measured: a
+ * higher weight, and a shorter slice (Linux 6.12), so that they preempt other tasks as soon as they
+ * wake up. */
+static inline void raise_priority(void)
 {
-	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
+	struct sched_attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
 
 	if (syscall(SYS_sched_setattr, 0, &a, 0))
 		die("priority");
-	lead_session();
+	raise_autogroup_priority();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Times in ns, kept in memory: below 128 ns exact, above in steps of under 1%. */
+/* A histogram of times in ns: exact below 128 ns, above in buckets of under 1%. */
 #pragma once
 
 #include <math.h>
@@ -10,12 +10,12 @@ enum { STEP_BITS = 7, STEPS = 1 << STEP_BITS, OCTAVES = 32, SLOTS = STEPS * OCTA
 
 struct histogram {
 	uint64_t n;
-	uint64_t longest;
+	uint64_t max;
 	double sum, squares;
 	uint32_t slots[SLOTS];
 };
 
-static inline int slot_of(uint64_t ns)
+static inline int slot_index(uint64_t ns)
 {
 	int shift = ns < STEPS ? 0 : 63 - __builtin_clzll(ns) - STEP_BITS;
 	int slot = ns < STEPS ? (int)ns : (shift + 1) * STEPS + (int)(ns >> shift) - STEPS;
@@ -30,26 +30,26 @@ static inline double slot_value(int slot)
 	return shift < 0 ? slot : (slot % STEPS + STEPS + 0.5) * (1ull << shift);
 }
 
-static inline void record(struct histogram *h, uint64_t ns)
+static inline void histogram_add(struct histogram *h, uint64_t ns)
 {
 	h->n++;
-	h->longest = ns > h->longest ? ns : h->longest;
+	h->max = ns > h->max ? ns : h->max;
 	h->sum += ns;
 	h->squares += (double)ns * ns;
-	h->slots[slot_of(ns)]++;
+	h->slots[slot_index(ns)]++;
 }
 
-static inline void merge(struct histogram *to, const struct histogram *from)
+static inline void histogram_merge(struct histogram *to, const struct histogram *from)
 {
 	to->n += from->n;
-	to->longest = from->longest > to->longest ? from->longest : to->longest;
+	to->max = from->max > to->max ? from->max : to->max;
 	to->sum += from->sum;
 	to->squares += from->squares;
 	for (int i = 0; i < SLOTS; i++)
 		to->slots[i] += from->slots[i];
 }
 
-static inline double percentile(const struct histogram *h, double p)
+static inline double histogram_percentile(const struct histogram *h, double p)
 {
 	uint64_t rank = ceil(p / 100 * h->n), seen = 0;
 
@@ -61,20 +61,20 @@ static inline double percentile(const struct histogram *h, double p)
 	return 0;
 }
 
-/* print_times writes members of a JSON object, in us. */
+/* print_times prints members of a JSON object, in us. */
 static inline void print_times(const struct histogram *h)
 {
 	static const double ps[] = { 1, 25, 50, 75, 99, 99.9 };
 	double variance = h->n > 1 ? (h->squares - h->sum * h->sum / h->n) / (h->n - 1) : 0;
 
 	for (unsigned int i = 0; i < sizeof(ps) / sizeof(*ps); i++)
-		printf("\"p%g\":%.3f,", ps[i], percentile(h, ps[i]) / 1e3);
-	printf("\"max\":%.3f,\"mean\":%.3f,\"stddev\":%.3f,", h->longest / 1e3,
+		printf("\"p%g\":%.3f,", ps[i], histogram_percentile(h, ps[i]) / 1e3);
+	printf("\"max\":%.3f,\"mean\":%.3f,\"stddev\":%.3f,", h->max / 1e3,
 	       h->n ? h->sum / h->n / 1e3 : 0, sqrt(fmax(variance, 0)) / 1e3);
 }
 
-/* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many
- * us (first) and above the bin before, four bins for each doubling. */
+/* print_bins prints the member "bins" of a JSON object: pairs of a bin's upper bound in us and its
+ * count, four bins per power of two, without empty ones. */
 static inline void print_bins(const struct histogram *h)
 {
 	const char *comma = "";

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* TUN devices. */
 #pragma once
 
 #include <fcntl.h>
@@ -11,9 +10,10 @@
 
 #include "base.h"
 
-/* open_queue opens a queue of a device. With a virtio-net header the kernel is left checksums and
- * segmentation of TCP, and of what `further` names if it can (UDP: Linux 6.2). */
-static inline int open_queue(const char *name, int flags, unsigned further)
+/* tun_open_queue opens a queue of a TUN device. With a virtio-net header, checksums and
+ * segmentation of TCP are offloaded to the kernel, and those of `further` if it supports them (UDP:
+ * Linux 6.2). */
+static inline int tun_open_queue(const char *name, int flags, unsigned further)
 {
 	struct ifreq ifr = { .ifr_flags = IFF_TUN | IFF_NO_PI | flags };
 	unsigned offloads = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An AF_XDP socket with its four rings and its frames, in copy mode. */
+/* An AF_XDP socket in copy mode, with its four rings and its UMEM. */
 #pragma once
 
 #include <errno.h>
@@ -26,7 +26,7 @@ static int fd;
 static uint8_t *umem;
 static struct ring fill, completion, rx, tx;
 
-static inline void set_ring(int option)
+static inline void set_ring_size(int option)
 {
 	int size = RING;
 
@@ -62,10 +62,10 @@ static inline void open_rings(void)
 	struct xdp_mmap_offsets o;
 	socklen_t size = sizeof(o);
 
-	set_ring(XDP_UMEM_FILL_RING);
-	set_ring(XDP_UMEM_COMPLETION_RING);
-	set_ring(XDP_RX_RING);
-	set_ring(XDP_TX_RING);
+	set_ring_size(XDP_UMEM_FILL_RING);
+	set_ring_size(XDP_UMEM_COMPLETION_RING);
+	set_ring_size(XDP_RX_RING);
+	set_ring_size(XDP_TX_RING);
 	if (getsockopt(fd, SOL_XDP, XDP_MMAP_OFFSETS, &o, &size))
 		die("ring offsets");
 	fill = map_ring(&o.fr, XDP_UMEM_PGOFF_FILL_RING, sizeof(uint64_t));
@@ -74,19 +74,25 @@ static inline void open_rings(void)
 	tx = map_ring(&o.tx, XDP_PGOFF_TX_RING, sizeof(struct xdp_desc));
 }
 
-static inline uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-static inline void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+static inline uint32_t load_acquire(const uint32_t *p)
+{
+	return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+static inline void store_release(uint32_t *p, uint32_t v)
+{
+	__atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 
-/* give returns a frame to the kernel for receiving. */
-static inline void give(uint64_t frame)
+/* fill_ring_put returns a frame to the kernel for receiving. */
+static inline void fill_ring_put(uint64_t frame)
 {
 	uint32_t at = *fill.producer;
 
 	((uint64_t *)fill.entries)[at % RING] = frame & ~(uint64_t)(FRAME - 1);
-	store(fill.producer, at + 1);
+	store_release(fill.producer, at + 1);
 }
 
-static inline void join_map(int map)
+static inline void xskmap_insert(int map)
 {
 	uint32_t key = 0, value = fd;
 	union bpf_attr attr = { .map_fd = map, .key = (uintptr_t)&key, .value = (uintptr_t)&value };
@@ -95,26 +101,26 @@ static inline void join_map(int map)
 		die("map of sockets");
 }
 
-/* xsk_open gives the first queue of a device to a socket and puts that into a map of sockets. */
+/* xsk_open binds a socket to the first queue of a device and stores it in an XSKMAP. */
 static inline void xsk_open(const char *device, int map)
 {
 	struct rlimit all = { RLIM_INFINITY, RLIM_INFINITY };
 	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = if_nametoindex(device),
 		.sxdp_flags = XDP_COPY | XDP_USE_NEED_WAKEUP };
 
-	setrlimit(RLIMIT_MEMLOCK, &all); /* what kernels before 5.11 charge maps and frames to */
+	setrlimit(RLIMIT_MEMLOCK, &all); /* kernels before 5.11 charge maps and the UMEM to it */
 	fd = socket(AF_XDP, SOCK_RAW, 0);
 	if (fd < 0)
 		die("AF_XDP");
 	open_umem();
 	open_rings();
 	for (int tries = 0; bind(fd, (void *)&at, sizeof(at)); tries++) {
-		/* the kernel takes its time to release the previous socket */
+		/* the kernel releases the previous socket asynchronously */
 		if (errno != EBUSY || tries == 1000)
 			die("bind");
 		usleep(1000);
 	}
 	for (int i = 0; i < FRAMES; i++)
-		give((uint64_t)i * FRAME);
-	join_map(map);
+		fill_ring_put((uint64_t)i * FRAME);
+	xskmap_insert(map);
 }

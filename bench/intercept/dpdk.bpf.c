@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What DPDK's driver net_af_xdp attaches (its option xdp_prog) in place of its own program, which
- * takes all packets of the interface from Linux: it gets the messages to the server's port, the
- * stack the rest, as with the AF_XDP socket of the bench. */
+/* The XDP program for DPDK's driver net_af_xdp (its option xdp_prog). The driver's own program
+ * would redirect all packets of the interface. This one redirects the messages to the server's port
+ * and passes the others to the stack, as with the AF_XDP socket of the benchmark. */
 #include "frame.h"
 
 /* The driver finds it by this name. */
@@ -15,7 +15,7 @@ struct {
 } xsks_map SEC(".maps");
 
 SEC("xdp")
-int to_driver(struct xdp_md *ctx)
+int redirect_driver(struct xdp_md *ctx)
 {
 	if (!frame_to(ctx, SERVER_PORT))
 		return XDP_PASS;

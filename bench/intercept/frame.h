@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The packets of the bench as programs at the driver's hook find them: IPv4 without options. */
+/* The frames of the benchmark at the XDP hook: IPv4 without options. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -19,7 +19,7 @@ struct frame {
 	struct message message;
 } __attribute__((packed));
 
-/* frame_to returns the packet if it is one to a port. */
+/* frame_to returns the frame if its destination is the port, or NULL. */
 static __always_inline struct frame *frame_to(struct xdp_md *ctx, __u16 port)
 {
 	struct frame *f = (void *)(long)ctx->data;

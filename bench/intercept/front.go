@@ -27,7 +27,7 @@ func loadFront(program, inherited string, flags uint32) (*ebpf.Collection, error
 		return nil, err
 	}
 	for name, p := range spec.Programs {
-		if p.Flags |= flags; name != "front" && name != program {
+		if p.Flags |= flags; name != "stamp_arrival" && name != program {
 			delete(spec.Programs, name)
 		}
 	}
@@ -41,7 +41,7 @@ func loadFront(program, inherited string, flags uint32) (*ebpf.Collection, error
 		return nil, err
 	}
 	if p := bpf.Programs[program]; p != nil {
-		err = bpf.Maps["behind"].Put(uint32(0), p)
+		err = bpf.Maps["receiver"].Put(uint32(0), p)
 	}
 	if err != nil {
 		bpf.Close()
@@ -64,7 +64,7 @@ func (p *place) attach(program, inherited string) error {
 	if m := bpf.Maps[inherited]; m != nil {
 		p.files = func() ([]*os.File, error) { return dup(m.FD(), inherited) }
 	}
-	l, err := bench.AttachXDP(p.lab.Node(), p.nic, bpf.Programs["front"])
+	l, err := bench.AttachXDP(p.lab.Node(), p.nic, bpf.Programs["stamp_arrival"])
 	if err == nil {
 		p.Later(l.Close)
 	}
@@ -83,7 +83,7 @@ func (p *place) putInFront() error {
 		return err
 	}
 	if p.front != nil {
-		if info, err := p.front.Programs["front"].Info(); err != nil {
+		if info, err := p.front.Programs["stamp_arrival"].Info(); err != nil {
 			return err
 		} else if own, _ := info.ID(); own == id {
 			return nil
@@ -98,7 +98,7 @@ func (p *place) putInFront() error {
 	if err != nil {
 		return err
 	}
-	if err := updateLink(id, bpf.Programs["front"]); err != nil {
+	if err := updateLink(id, bpf.Programs["stamp_arrival"]); err != nil {
 		bpf.Close()
 		return err
 	}
@@ -138,7 +138,7 @@ func loadBefore(chain *ebpf.Program) (*ebpf.Collection, error) {
 			return nil, err
 		}
 		if err == nil {
-			if err = bpf.Maps["behind"].Put(uint32(0), chain); err == nil {
+			if err = bpf.Maps["receiver"].Put(uint32(0), chain); err == nil {
 				return bpf, nil
 			}
 			bpf.Close()

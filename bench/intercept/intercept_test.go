@@ -159,7 +159,7 @@ func TestT1IsTakenInFront(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer at.Close()
-		if info, err := at.Info(); err != nil || info.Name != "front" {
+		if info, err := at.Info(); err != nil || info.Name != "stamp_arrival" {
 			t.Errorf("%s: the hook has %+v, %v", name, info, err)
 		}
 	}

@@ -58,9 +58,9 @@ func (p *place) raise() error {
 	case "plain", "dpdk": // whose driver attaches a program of its own
 		return nil
 	case "xsk":
-		return p.attach("to_socket", "sockets")
+		return p.attach("redirect_socket", "sockets")
 	case "array":
-		return p.attach("to_array", "slots")
+		return p.attach("copy_to_array", "slots")
 	}
 	return p.attach("", "")
 }

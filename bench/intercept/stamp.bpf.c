@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* `front` is the first program at the hook, for all receivers: it writes T1 into the packet before
- * anything has examined it, and then calls the program that the receiver has there: Kerb's chain,
- * `to_socket`, which hands the packet to an AF_XDP socket, or `to_array`, the original's way, a
- * copy in an array that user space polls. Without one the stack continues. IPv4 without options,
+/* `stamp_arrival` is the first program at the hook, for all receivers. It writes T1 into the packet
+ * before any other processing, and then tail-calls the receiver's program: Kerb's chain,
+ * `redirect_socket` (to an AF_XDP socket), or `copy_to_array` (the published way: an array that
+ * user space polls). Without one, the packet passes to the stack. It matches IPv4 without options,
  * and UDP without checksum, to the server's port. */
 #include "frame.h"
 
@@ -15,7 +15,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, __u32);
-} behind SEC(".maps");
+} receiver SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -32,22 +32,22 @@ struct {
 	__type(value, struct array_slot);
 } slots SEC(".maps");
 
-__u64 last; /* number of the last slot's packet; packets come in on one CPU */
+__u64 last; /* number of the last packet; packets are received on one CPU */
 
 SEC("xdp")
-int front(struct xdp_md *ctx)
+int stamp_arrival(struct xdp_md *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct frame *f = frame_to(ctx, server_port);
 
 	if (f)
 		f->message.arrived = now;
-	bpf_tail_call(ctx, &behind, 0);
+	bpf_tail_call(ctx, &receiver, 0);
 	return XDP_PASS;
 }
 
 SEC("xdp")
-int to_socket(struct xdp_md *ctx)
+int redirect_socket(struct xdp_md *ctx)
 {
 	if (!frame_to(ctx, server_port))
 		return XDP_PASS;
@@ -55,7 +55,7 @@ int to_socket(struct xdp_md *ctx)
 }
 
 SEC("xdp")
-int to_array(struct xdp_md *ctx)
+int copy_to_array(struct xdp_md *ctx)
 {
 	if (!frame_to(ctx, server_port))
 		return XDP_PASS;
@@ -66,7 +66,7 @@ int to_array(struct xdp_md *ctx)
 
 	if (!s || len > ARRAY_DATA)
 		return XDP_DROP;
-	/* what the verifier knows of it: 1 to ARRAY_DATA */
+	/* bounds for the verifier: 1 to ARRAY_DATA */
 	len = ((len - 1) & (ARRAY_DATA - 1)) + 1;
 	if (bpf_xdp_load_bytes(ctx, 0, s->data, len))
 		return XDP_DROP;

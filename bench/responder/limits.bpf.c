@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What the responder is measured against in the kernel: `reflect` answers at the driver with
- * nothing but the turn of the headers, the limit; `to_socket` hands requests to an AF_XDP server;
- * `drop` ends them, which leaves the client's own cost. Those look for UDP to the server's port on
- * IPv4 without options, or IPv6 without extension headers (not to_socket). `pass` is the other
- * end's. */
+/* Baselines of the responder in the kernel: `reflect` answers at the driver and only swaps
+ * addresses, the upper limit; `to_socket` redirects requests to an AF_XDP server; `drop` discards
+ * them, which leaves the client's own cost. They match UDP to the server's port on IPv4 without
+ * options, or IPv6 without extension headers (not to_socket). `pass` is for the client's end. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -31,10 +30,10 @@ struct frame {
 	struct ethhdr eth;
 	struct iphdr ip;
 	struct udphdr udp;
-	__u32 message[2]; /* the shorter one of both protocols */
+	__u32 message[2]; /* of the protocol with the shorter one */
 } __attribute__((packed));
 
-static __always_inline struct frame *request(struct xdp_md *ctx)
+static __always_inline struct frame *parse_request(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
 
@@ -52,7 +51,7 @@ struct frame6 {
 	__u32 message[2];
 } __attribute__((packed));
 
-static __always_inline struct frame6 *request6(struct xdp_md *ctx)
+static __always_inline struct frame6 *parse_request6(struct xdp_md *ctx)
 {
 	struct frame6 *f = (void *)(long)ctx->data;
 
@@ -63,10 +62,10 @@ static __always_inline struct frame6 *request6(struct xdp_md *ctx)
 	return f;
 }
 
-/* IPv6 asks for a UDP checksum; the sum over addresses and ports stays when they are exchanged. */
-static __always_inline int reflect6(struct xdp_md *ctx)
+/* IPv6 requires a UDP checksum. Swapping addresses and ports does not change their sum. */
+static __always_inline int reflect_ipv6(struct xdp_md *ctx)
 {
-	struct frame6 *f = request6(ctx);
+	struct frame6 *f = parse_request6(ctx);
 	__u32 old[2], new[2] = { REPLY, LIMIT }, sum;
 	struct in6_addr address;
 	__u8 mac[ETH_ALEN];
@@ -97,10 +96,10 @@ static __always_inline int reflect6(struct xdp_md *ctx)
 SEC("xdp")
 int reflect(struct xdp_md *ctx)
 {
-	struct frame *f = request(ctx);
+	struct frame *f = parse_request(ctx);
 
 	if (!f)
-		return reflect6(ctx);
+		return reflect_ipv6(ctx);
 	__u8 mac[ETH_ALEN];
 	__u32 address = f->ip.saddr;
 	__u16 port = f->udp.source;
@@ -121,13 +120,13 @@ int reflect(struct xdp_md *ctx)
 SEC("xdp")
 int to_socket(struct xdp_md *ctx)
 {
-	return request(ctx) ? bpf_redirect_map(&sockets, 0, XDP_PASS) : XDP_PASS;
+	return parse_request(ctx) ? bpf_redirect_map(&sockets, 0, XDP_PASS) : XDP_PASS;
 }
 
 SEC("xdp")
 int drop(struct xdp_md *ctx)
 {
-	return request(ctx) || request6(ctx) ? XDP_DROP : XDP_PASS;
+	return parse_request(ctx) || parse_request6(ctx) ? XDP_DROP : XDP_PASS;
 }
 
 SEC("xdp")

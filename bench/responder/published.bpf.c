@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The responder of Weinhold 2023 as the work describes it: one hash map whose keys are texts (port,
- * cars, limit), four operations on it for a request, checks in the order of its figure 4.2, both
- * headers' addresses exchanged and the checksum corrected. It has none of what Kerb's adds: other
- * OPs and byte orders than the server's, rates, checks of sources, exact counts over several CPUs.
- * In `mixed` user space writes the limit; `kernel` computes it in fixed point. */
+/* The responder of Weinhold 2023 as the work describes it: one hash map with strings as keys (port,
+ * cars, limit), four operations on it per request, checks in the order of its figure 4.2, addresses
+ * of both headers swapped, and an updated checksum. It lacks what Kerb's responder adds: other OPs
+ * and byte orders than the server's, rate limits, checks of sources, exact counts over several
+ * CPUs. In `mixed`, user space writes the limit; `kernel` computes it in fixed point. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -44,7 +44,7 @@ struct frame {
 
 static const struct text key_port = {"port"}, key_cars = {"cars"}, key_limit = {"limit"};
 
-static __always_inline __u32 curve(__u32 cars)
+static __always_inline __u32 speed_limit(__u32 cars)
 {
 	if (cars < 30)
 		return 120;
@@ -54,8 +54,8 @@ static __always_inline __u32 curve(__u32 cars)
 				45 * kerb_fixed_wave((__u64)((__s64)cars - 65) * (~0ULL / 140)));
 }
 
-/* In the order of the work: IPv4, UDP, port, size, OP. The first of the four operations is here. */
-static __always_inline struct frame *request(struct xdp_md *ctx)
+/* In the order of the work: IPv4, UDP, port, size, OP. Here is the first of the four operations. */
+static __always_inline struct frame *parse_request(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
 	__u32 *port;
@@ -71,7 +71,7 @@ static __always_inline struct frame *request(struct xdp_md *ctx)
 	return f;
 }
 
-static __always_inline void turn(struct frame *f)
+static __always_inline void swap_addresses(struct frame *f)
 {
 	__u8 mac[ETH_ALEN];
 	__u32 address = f->ip.saddr;
@@ -86,13 +86,13 @@ static __always_inline void turn(struct frame *f)
 	f->udp.dest = port;
 }
 
-/* The sum over addresses and ports stays when they are exchanged. */
+/* Swapping addresses and ports does not change their sum. */
 static __always_inline void write_reply(struct frame *f, __u32 limit)
 {
 	struct message old = f->message, new = {REPLY, limit};
 	__u32 sum;
 
-	turn(f);
+	swap_addresses(f);
 	f->message = new;
 	if (!f->udp.check)
 		return;
@@ -103,9 +103,9 @@ static __always_inline void write_reply(struct frame *f, __u32 limit)
 	f->udp.check = (__u16)~sum ? (__u16)~sum : 0xffff;
 }
 
-static __always_inline int answer(struct xdp_md *ctx, _Bool mixed)
+static __always_inline int answer_request(struct xdp_md *ctx, _Bool mixed)
 {
-	struct frame *f = request(ctx);
+	struct frame *f = parse_request(ctx);
 	__u32 cars, limit, *value;
 
 	if (!f || (f->message.op != GET && f->message.op != OUT_OF_RANGE))
@@ -127,7 +127,7 @@ static __always_inline int answer(struct xdp_md *ctx, _Bool mixed)
 			return XDP_PASS;
 		limit = *value;
 	} else {
-		limit = curve(cars);
+		limit = speed_limit(cars);
 		bpf_map_update_elem(&state, &key_limit, &limit, BPF_ANY);
 	}
 	write_reply(f, limit);
@@ -137,13 +137,13 @@ static __always_inline int answer(struct xdp_md *ctx, _Bool mixed)
 SEC("xdp")
 int published_mixed(struct xdp_md *ctx)
 {
-	return answer(ctx, 1);
+	return answer_request(ctx, 1);
 }
 
 SEC("xdp")
 int published_kernel(struct xdp_md *ctx)
 {
-	return answer(ctx, 0);
+	return answer_request(ctx, 0);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

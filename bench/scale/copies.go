@@ -71,7 +71,7 @@ func (c *copies) load(s *copied, i int) error {
 	}
 	s.modules[i] = module
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		if err := bench.PutFilter(s.qdisc.LinkIndex, parent, 1, i+1, module.Programs["count"]); err != nil {
+		if err := bench.PutFilter(s.qdisc.LinkIndex, parent, 1, i+1, module.Programs["count_packet"]); err != nil {
 			return err
 		}
 	}

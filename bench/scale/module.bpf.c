@@ -13,7 +13,7 @@ struct {
 } packets SEC(".maps");
 
 SEC("tc")
-int count(struct __sk_buff *skb)
+int count_packet(struct __sk_buff *skb)
 {
 	__u32 key = 0;
 	__u64 *n = bpf_map_lookup_elem(&packets, &key);

@@ -40,7 +40,7 @@ func (s *shared) Attach(services []*netlab.Host) error {
 		for _, service := range services {
 			for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {
 				l, err := link.AttachTCX(link.TCXOptions{
-					Interface: service.OuterIndex(), Program: s.program.Programs["count"], Attach: hook})
+					Interface: service.OuterIndex(), Program: s.program.Programs["count_packet"], Attach: hook})
 				if err != nil {
 					return err
 				}
@@ -57,7 +57,7 @@ func (s *shared) Rechain() error {
 		return err
 	}
 	for _, l := range s.links {
-		if err := l.Update(program.Programs["count"]); err != nil {
+		if err := l.Update(program.Programs["count_packet"]); err != nil {
 			program.Close()
 			return err
 		}

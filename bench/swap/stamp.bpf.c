@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The module under replacement, as a program of its own: it leaves its mark in
- * every packet of the numbered stream. */
+/* The module under replacement, as a separate program: it stamps every packet of the numbered
+ * stream. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -13,14 +13,14 @@
 
 #define STREAM_PORT 7411
 
-/* Which version of the module this is. */
+/* The version of the module. */
 const volatile __u32 generation;
 
 /* Payload of the stream, in the machine's byte order. */
 struct numbered {
 	__u64 seq;
 	__u32 stamps; /* how many modules have seen the packet */
-	__u32 generation; /* the last of them */
+	__u32 generation; /* of the last of them */
 };
 
 SEC("tc")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pings a server with messages of a size, often or rarely, streams to it, or holds many
- * connections; prints what it saw as JSON. */
+/* The client: it sends messages of one size to a server and waits for the echo, continuously or
+ * rarely, streams to it, or holds many connections open. Prints the results as JSON. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,7 +10,7 @@
 
 static struct address server;
 
-static int join(void)
+static int connect_server(void)
 {
 	int fd = socket(server.any.sa_family, SOCK_STREAM, 0);
 
@@ -19,57 +19,58 @@ static int join(void)
 	return fd;
 }
 
-/* stamp writes a number where a wrong or late answer would show it: at both ends of a message. */
-static void stamp(char *message, size_t size, uint64_t number)
+/* write_number writes a number at both ends of a message, so that a wrong or late answer is
+ * detected. */
+static void write_number(char *message, size_t size, uint64_t number)
 {
 	memcpy(message, &number, sizeof(number));
 	memcpy(message + size - sizeof(number), &number, sizeof(number));
 }
 
-static void ping(int fd, char *out, char *in, size_t size, uint64_t number)
+static void ping_once(int fd, char *out, char *in, size_t size, uint64_t number)
 {
-	stamp(out, size, number);
+	write_number(out, size, number);
 	if (write_all(fd, out, size) != size || read_all(fd, in, size) != size)
 		die("ping");
 	if (memcmp(in, out, sizeof(number)) ||
 	    memcmp(in + size - sizeof(number), out + size - sizeof(number), sizeof(number))) {
-		fprintf(stderr, "ping %lu came back wrong\n", number);
+		fprintf(stderr, "ping %lu: wrong answer\n", number);
 		exit(1);
 	}
 }
 
-/* echo pings for a time, a tenth of which goes by before it counts. */
-static void echo(size_t size, double seconds)
+/* run_echo pings for a time, and records pings after a warm-up of a tenth of it. */
+static void run_echo(size_t size, double seconds)
 {
 	static struct histogram h;
 	char *out = calloc(1, size), *in = calloc(1, size);
-	int64_t from = now(), start = from + seconds * 1e8, end = start + seconds * 1e9, sent,
-		back = from;
+	int64_t from = now_ns(), start = from + seconds * 1e8, end = start + seconds * 1e9, sent,
+		answered = from;
 	uint64_t number = 0;
-	int fd = join();
+	int fd = connect_server();
 
-	no_delay(fd);
-	for (; back < end || !h.n; number++) {
-		sent = back; /* the moment an answer is there the next request leaves */
-		ping(fd, out, in, size, number);
-		back = now();
+	set_nodelay(fd);
+	for (; answered < end || !h.n; number++) {
+		sent = answered; /* the next request leaves when the answer arrives */
+		ping_once(fd, out, in, size, number);
+		answered = now_ns();
 		if (sent < start)
-			from = back;
+			from = answered;
 		else
-			record(&h, back - sent);
+			histogram_add(&h, answered - sent);
 	}
 	printf("{");
 	print_times(&h);
-	printf("\"n\":%lu,\"seconds\":%.9f,\"all\":%lu}\n", h.n, (back - from) / 1e9, number);
+	printf("\"n\":%lu,\"seconds\":%.9f,\"all\":%lu}\n", h.n, (answered - from) / 1e9, number);
 }
 
-/* stream sends bytes by writes of a size and waits until all have come. */
-static void stream(size_t size, uint64_t bytes, int file)
+/* run_stream sends bytes by writes of one size, and waits until the server has received all. */
+static void run_stream(size_t size, uint64_t bytes, int file)
 {
-	int64_t start = now();
+	int64_t start = now_ns();
 	char *out = calloc(1, size);
-	struct length length = { bytes }, came = { 0 };
-	int fd = join();
+	struct length length = { bytes }, received = { 0 };
+	int fd = connect_server();
 
 	memcpy(out, &length, sizeof(length));
 	for (uint64_t left = bytes; left;) {
@@ -81,75 +82,76 @@ static void stream(size_t size, uint64_t bytes, int file)
 			die("stream");
 		left -= n;
 	}
-	/* the rest, smaller than a segment, would otherwise wait for an acknowledgement that is
-	 * delayed by 40 ms */
-	no_delay(fd);
-	if (read_all(fd, &came, sizeof(came)) != sizeof(came) || came.bytes != bytes) {
-		fprintf(stderr, "%lu of %lu bytes came\n", came.bytes, bytes);
+	/* otherwise Nagle's algorithm holds the last partial segment until an acknowledgement,
+	 * which is delayed by 40 ms */
+	set_nodelay(fd);
+	if (read_all(fd, &received, sizeof(received)) != sizeof(received) ||
+	    received.bytes != bytes) {
+		fprintf(stderr, "%lu of %lu bytes arrived\n", received.bytes, bytes);
 		exit(1);
 	}
-	printf("{\"n\":%lu,\"seconds\":%.9f}\n", bytes, (now() - start) / 1e9);
+	printf("{\"n\":%lu,\"seconds\":%.9f}\n", bytes, (now_ns() - start) / 1e9);
 }
 
-static void transfer(size_t size, const char *path)
+static void run_file(size_t size, const char *path)
 {
 	struct stat st;
 	int file = open(path, O_RDONLY);
 
 	if (file < 0 || fstat(file, &st))
 		die(path);
-	stream(size, st.st_size, file);
+	run_stream(size, st.st_size, file);
 }
 
-/* hold opens connections, lets both sides take some turns on each, and keeps them until its input
- * ends. */
-static void hold(size_t size, int connections)
+/* run_hold opens connections, pings a few times on each, and keeps them open until end of file on
+ * stdin. */
+static void run_hold(size_t size, int connections)
 {
-	enum { TURNS = 8 };
+	enum { PINGS = 8 };
 	char out[size], in[size];
 	int *fds = calloc(connections, sizeof(*fds));
-	int64_t start = now();
+	int64_t start = now_ns();
 
 	memset(out, 0, size);
 	for (int i = 0; i < connections; i++) {
-		fds[i] = join();
-		no_delay(fds[i]);
-		ping(fds[i], out, in, size, i);
+		fds[i] = connect_server();
+		set_nodelay(fds[i]);
+		ping_once(fds[i], out, in, size, i);
 	}
-	double seconds = (now() - start) / 1e9;
+	double seconds = (now_ns() - start) / 1e9;
 
-	for (int turn = 1; turn < TURNS; turn++)
+	for (int n = 1; n < PINGS; n++)
 		for (int i = 0; i < connections; i++)
-			ping(fds[i], out, in, size, i);
+			ping_once(fds[i], out, in, size, i);
 	printf("{\"n\":%d,\"seconds\":%.9f}\n", connections, seconds);
 	fflush(stdout);
 	while (read(0, in, size) > 0)
 		;
 }
 
-/* rare lets both sides take turns on many connections, and then pings each now and then, a time
- * after the last. */
-static void rare(size_t size, double seconds)
+/* run_rare pings a few times on each of many connections, and then once on each in every period of
+ * so many seconds. */
+static void run_rare(size_t size, double seconds)
 {
-	enum { CONNECTIONS = 200, TURNS = 8, PERIODS = 6 };
+	enum { CONNECTIONS = 200, PINGS = 8, PERIODS = 6 };
 	static struct histogram h;
 	char out[size], in[size];
 	int fds[CONNECTIONS];
 
 	memset(out, 0, size);
 	for (int i = 0; i < CONNECTIONS; i++) {
-		fds[i] = join();
-		no_delay(fds[i]);
-		for (int turn = 0; turn < TURNS; turn++)
-			ping(fds[i], out, in, size, turn);
+		fds[i] = connect_server();
+		set_nodelay(fds[i]);
+		for (int n = 0; n < PINGS; n++)
+			ping_once(fds[i], out, in, size, n);
 	}
 	for (int i = 0; i < PERIODS * CONNECTIONS; i++) {
 		if (i % CONNECTIONS == 0)
 			usleep(seconds * 1e6);
-		int64_t sent = now();
+		int64_t sent = now_ns();
 
-		ping(fds[i % CONNECTIONS], out, in, size, i);
-		record(&h, now() - sent);
+		ping_once(fds[i % CONNECTIONS], out, in, size, i);
+		histogram_add(&h, now_ns() - sent);
 		usleep(1000);
 	}
 	printf("{");
@@ -167,13 +169,13 @@ int main(int argc, char **argv)
 
 	server = parse_address(argv[4], argv[5]);
 	if (!strcmp(argv[1], "echo"))
-		echo(size, atof(argv[3]));
+		run_echo(size, atof(argv[3]));
 	else if (!strcmp(argv[1], "rare"))
-		rare(size, atof(argv[3]));
+		run_rare(size, atof(argv[3]));
 	else if (!strcmp(argv[1], "stream"))
-		stream(size, strtoull(argv[3], NULL, 10), -1);
+		run_stream(size, strtoull(argv[3], NULL, 10), -1);
 	else if (!strcmp(argv[1], "file"))
-		transfer(size, argv[3]);
+		run_file(size, argv[3]);
 	else
-		hold(size, atoi(argv[3]));
+		run_hold(size, atoi(argv[3]));
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The mix of memtier_benchmark with its defaults, for machines without it: on each connection one
- * request at a time, a SET and then ten GETs, of 32 bytes at random ones of 10,000,000 keys. */
+/* The default load of memtier_benchmark, for machines without it: on each connection one request at
+ * a time, one SET and then ten GETs, values of 32 bytes, random keys out of 10,000,000. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -45,12 +45,12 @@ static void send_request(struct worker *w, struct connection *c)
 		n = sprintf(request, "*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%0*d\r\n", key_size,
 			    key, SIZE, SIZE, c->done);
 	c->got = 0;
-	c->sent = now();
+	c->sent = now_ns();
 	if (write_all(c->fd, request, n) != (size_t)n)
 		die("send");
 }
 
-/* reply_size is 0 until the reply has begun, and otherwise its size. */
+/* reply_size returns the size of the reply, or 0 until enough of it has arrived. */
 static size_t reply_size(struct connection *c)
 {
 	static const char value[] = "$32\r\n", absent[] = "$-1\r\n", stored[] = "+OK\r\n";
@@ -67,8 +67,8 @@ static size_t reply_size(struct connection *c)
 	exit(1);
 }
 
-/* take reports whether the connection has all its answers. */
-static int take(struct worker *w, struct connection *c)
+/* receive_reply returns 1 after the last reply of the connection. */
+static int receive_reply(struct worker *w, struct connection *c)
 {
 	ssize_t n = read(c->fd, c->reply + c->got, sizeof(c->reply) - c->got);
 
@@ -77,7 +77,7 @@ static int take(struct worker *w, struct connection *c)
 	c->got += n;
 	if (!reply_size(c) || c->got < reply_size(c))
 		return 0;
-	record(&w->h, now() - c->sent);
+	histogram_add(&w->h, now_ns() - c->sent);
 	if (++c->done == requests)
 		return 1;
 	send_request(w, c);
@@ -89,13 +89,13 @@ static void open_connection(struct connection *c, int events)
 	c->fd = socket(server.any.sa_family, SOCK_STREAM, 0);
 	if (c->fd < 0 || connect(c->fd, &server.any, server.size))
 		die("connect");
-	no_delay(c->fd);
+	set_nodelay(c->fd);
 	if (epoll_ctl(events, EPOLL_CTL_ADD, c->fd,
 		      &(struct epoll_event){ .events = EPOLLIN, .data.ptr = c }))
 		die("epoll");
 }
 
-static void *work(void *arg)
+static void *run_worker(void *arg)
 {
 	struct worker *w = arg;
 	struct connection *all = calloc(connections, sizeof(*all));
@@ -110,12 +110,12 @@ static void *work(void *arg)
 		int n = epoll_wait(events, ready, EVENTS, -1);
 
 		for (int i = 0; i < n; i++)
-			left -= take(w, ready[i].data.ptr);
+			left -= receive_reply(w, ready[i].data.ptr);
 	}
 	return NULL;
 }
 
-/* memtier THREADS CONNECTIONS REQUESTS unix|HOST PATH|PORT: connections of a thread, requests of a
+/* memtier THREADS CONNECTIONS REQUESTS unix|HOST PATH|PORT: connections per thread, requests per
  * connection */
 int main(int argc, char **argv)
 {
@@ -129,18 +129,18 @@ int main(int argc, char **argv)
 	connections = atoi(argv[2]);
 	requests = atoi(argv[3]);
 	server = parse_address(argv[4], argv[5]);
-	int64_t start = now();
+	int64_t start = now_ns();
 
 	for (int i = 0; i < threads; i++) {
 		workers[i].random = 88172645463325252 + i;
-		if (pthread_create(&workers[i].thread, NULL, work, &workers[i]))
+		if (pthread_create(&workers[i].thread, NULL, run_worker, &workers[i]))
 			die("thread");
 	}
 	for (int i = 0; i < threads; i++) {
 		pthread_join(workers[i].thread, NULL);
-		merge(&all, &workers[i].h);
+		histogram_merge(&all, &workers[i].h);
 	}
 	printf("{");
 	print_times(&all);
-	printf("\"n\":%lu,\"seconds\":%.9f}\n", all.n, (now() - start) / 1e9);
+	printf("\"n\":%lu,\"seconds\":%.9f}\n", all.n, (now_ns() - start) / 1e9);
 }

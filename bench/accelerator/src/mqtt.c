@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A publisher and a subscriber of MQTT 3.1.1, each on a connection of its own: 24 bytes are
- * published, and the next ones when these have come, with QoS 1 acknowledged on both
- * connections. */
+/* A publisher and a subscriber of MQTT 3.1.1 on separate connections. A message of 24 bytes is
+ * published when the previous one has arrived; with QoS 1, both connections acknowledge it. */
 #define _GNU_SOURCE
 #include "histogram.h"
 #include "wire.h"
@@ -11,7 +10,7 @@ enum { CONNECT = 0x10, PUBLISH = 0x30, PUBACK = 0x40, SUBSCRIBE = 0x82, SIZE = 2
 static struct address broker;
 
 struct packet {
-	uint8_t type, size, body[126]; /* sizes below 128 take one byte */
+	uint8_t type, size, body[126]; /* remaining length below 128: one byte */
 };
 
 static void send_packet(int fd, uint8_t type, const void *body, uint8_t size)
@@ -23,8 +22,8 @@ static void send_packet(int fd, uint8_t type, const void *body, uint8_t size)
 		die("send");
 }
 
-/* expect receives a packet of a type; flags are ignored. */
-static struct packet expect(int fd, uint8_t type)
+/* receive_packet exits if the next packet has another type; flags are ignored. */
+static struct packet receive_packet(int fd, uint8_t type)
 {
 	struct packet p;
 
@@ -39,25 +38,25 @@ static struct packet expect(int fd, uint8_t type)
 	return p;
 }
 
-static int join(char name)
+static int connect_broker(char name)
 {
-	/* protocol, level 4, clean session, no keep-alive, a name of two bytes */
+	/* protocol, level 4, clean session, no keep-alive, client identifier of two bytes */
 	char body[] = { 0, 4, 'M', 'Q', 'T', 'T', 4, 2, 0, 0, 0, 2, 'k', name };
 	int fd = socket(broker.any.sa_family, SOCK_STREAM, 0);
 
 	if (fd < 0 || connect(fd, &broker.any, broker.size))
 		die("connect");
-	no_delay(fd);
+	set_nodelay(fd);
 	send_packet(fd, CONNECT, body, sizeof(body));
-	if (expect(fd, 0x20).body[1]) {
+	if (receive_packet(fd, 0x20).body[1]) {
 		fprintf(stderr, "the broker refuses the connection\n");
 		exit(1);
 	}
 	return fd;
 }
 
-/* publish writes a message with topic, identifier if there is an acknowledgement, and a number. */
-static void publish(int fd, int qos, uint16_t id, uint64_t number)
+/* send_publish sends a topic, a packet identifier with QoS 1, and a number. */
+static void send_publish(int fd, int qos, uint16_t id, uint64_t number)
 {
 	char body[64] = { 0, TOPIC, 'b', 'e', 'n', 'c', 'h', id >> 8, id };
 	int at = 2 + TOPIC + 2 * qos;
@@ -67,13 +66,13 @@ static void publish(int fd, int qos, uint16_t id, uint64_t number)
 	send_packet(fd, PUBLISH | qos << 1, body, at + SIZE);
 }
 
-static void receive(int fd, int qos, uint64_t number)
+static void receive_publish(int fd, int qos, uint64_t number)
 {
-	struct packet p = expect(fd, PUBLISH);
+	struct packet p = receive_packet(fd, PUBLISH);
 
 	if (p.size != 2 + TOPIC + 2 * qos + SIZE ||
 	    memcmp(p.body + 2 + TOPIC + 2 * qos, &number, sizeof(number))) {
-		fprintf(stderr, "message %lu came wrong\n", number);
+		fprintf(stderr, "message %lu: wrong content\n", number);
 		exit(1);
 	}
 	if (qos)
@@ -92,22 +91,22 @@ int main(int argc, char **argv)
 	uint64_t messages = strtoull(argv[2], NULL, 10);
 
 	broker = parse_address(argv[3], argv[4]);
-	int sub = join('s'), pub = join('p');
+	int sub = connect_broker('s'), pub = connect_broker('p');
 
 	topic[sizeof(topic) - 1] = qos;
 	send_packet(sub, SUBSCRIBE, topic, sizeof(topic));
-	expect(sub, 0x90);
-	int64_t start = now(), sent;
+	receive_packet(sub, 0x90);
+	int64_t start = now_ns(), sent;
 
 	for (uint64_t i = 0; i < messages; i++) {
-		sent = now();
-		publish(pub, qos, i % 65535 + 1, i);
-		receive(sub, qos, i);
-		record(&h, now() - sent);
+		sent = now_ns();
+		send_publish(pub, qos, i % 65535 + 1, i);
+		receive_publish(sub, qos, i);
+		histogram_add(&h, now_ns() - sent);
 		if (qos)
-			expect(pub, PUBACK);
+			receive_packet(pub, PUBACK);
 	}
 	printf("{");
 	print_times(&h);
-	printf("\"n\":%lu,\"seconds\":%.9f}\n", h.n, (now() - start) / 1e9);
+	printf("\"n\":%lu,\"seconds\":%.9f}\n", h.n, (now_ns() - start) / 1e9);
 }

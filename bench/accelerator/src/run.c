@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* run CPUS PROGRAM ARGS...: a program that is measured, before the machine's other work and on
- * these CPUs only. */
+/* run CPUS PROGRAM ARGS...: executes a measured program on these CPUs only, with priority over the
+ * machine's other tasks. */
 #define _GNU_SOURCE
 #include <sys/resource.h>
 
@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 	descriptors.rlim_cur = descriptors.rlim_max;
 	if (setrlimit(RLIMIT_NOFILE, &descriptors))
 		die("descriptors");
-	hurry();
+	raise_priority();
 	execvp(argv[2], argv + 2);
 	die(argv[2]);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The other end: echoes messages of a size, swallows streams, or echoes on many connections from
- * one thread. Each connection has a thread, the plainest server there is. */
+/* The server: echoes messages of one size or discards streams, with a thread per connection, or
+ * echoes on many connections with one thread and epoll. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -11,12 +11,12 @@ enum { BACKLOG = 4096, EVENTS = 256 };
 
 static size_t size; /* of a message */
 
-static void *echo(void *arg)
+static void *serve_echo(void *arg)
 {
 	int fd = (int)(intptr_t)arg;
 	char *message = malloc(size);
 
-	no_delay(fd);
+	set_nodelay(fd);
 	while (read_all(fd, message, size) == size && write_all(fd, message, size) == size)
 		;
 	free(message);
@@ -24,26 +24,26 @@ static void *echo(void *arg)
 	return NULL;
 }
 
-static void *swallow(void *arg)
+static void *serve_stream(void *arg)
 {
 	int fd = (int)(intptr_t)arg;
 	char *chunk = malloc(CHUNK);
-	struct length told, came = { 0 };
+	struct length announced, received = { 0 };
 	ssize_t n;
 
-	if (read_all(fd, &told, sizeof(told)) == sizeof(told)) {
-		for (came.bytes = sizeof(told);
-		     came.bytes < told.bytes && (n = read_some(fd, chunk, CHUNK)) > 0;
-		     came.bytes += n)
+	if (read_all(fd, &announced, sizeof(announced)) == sizeof(announced)) {
+		for (received.bytes = sizeof(announced);
+		     received.bytes < announced.bytes && (n = read_polled(fd, chunk, CHUNK)) > 0;
+		     received.bytes += n)
 			;
-		write_all(fd, &came, sizeof(came));
+		write_all(fd, &received, sizeof(received));
 	}
 	free(chunk);
 	close(fd);
 	return NULL;
 }
 
-static void serve_by_threads(int listener, void *(*serve)(void *))
+static void serve_threads(int listener, void *(*serve)(void *))
 {
 	for (;;) {
 		int fd = accept(listener, NULL, NULL);
@@ -57,20 +57,20 @@ static void serve_by_threads(int listener, void *(*serve)(void *))
 	}
 }
 
-static void watch(int events, int fd)
+static void epoll_add(int events, int fd)
 {
 	if (fd < 0 || epoll_ctl(events, EPOLL_CTL_ADD, fd,
 				&(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
 		die("epoll");
 }
 
-static void serve_all(int listener)
+static void serve_epoll(int listener)
 {
 	struct epoll_event ready[EVENTS];
 	int events = epoll_create1(0);
 	char *message = malloc(size);
 
-	watch(events, listener);
+	epoll_add(events, listener);
 	for (;;) {
 		int n = epoll_wait(events, ready, EVENTS, -1);
 
@@ -78,7 +78,7 @@ static void serve_all(int listener)
 			int fd = ready[i].data.fd;
 
 			if (fd == listener)
-				watch(events, accept(listener, NULL, NULL));
+				epoll_add(events, accept(listener, NULL, NULL));
 			else if (read_all(fd, message, size) != size ||
 				 write_all(fd, message, size) != size)
 				close(fd);
@@ -99,6 +99,6 @@ int main(int argc, char **argv)
 	if (bind(listener, &at.any, at.size) || listen(listener, BACKLOG))
 		die("listen");
 	if (!strcmp(argv[1], "many"))
-		serve_all(listener);
-	serve_by_threads(listener, strcmp(argv[1], "echo") ? swallow : echo);
+		serve_epoll(listener);
+	serve_threads(listener, strcmp(argv[1], "echo") ? serve_stream : serve_echo);
 }

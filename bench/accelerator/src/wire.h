@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses and whole messages, as client and server have them. */
+/* Addresses, and reads and writes of whole messages, for client and server. */
 #pragma once
 
 #include <arpa/inet.h>
@@ -13,10 +13,11 @@
 
 #include "base.h"
 
-/* What one write of a file, and one read of a stream, takes. */
+/* Bytes per write of a file, and per read of a stream. */
 enum { CHUNK = 64 << 10 };
 
-/* A stream begins with its length in bytes, this included, and is answered with what came. */
+/* A stream begins with its length in bytes, this header included; the server answers with the
+ * number of bytes received. */
 struct length {
 	uint64_t bytes;
 };
@@ -31,7 +32,7 @@ struct address {
 	socklen_t size;
 };
 
-/* parse_address knows "HOST PORT", and "unix PATH". */
+/* parse_address accepts "HOST PORT" and "unix PATH". */
 static inline struct address parse_address(const char *host, const char *port)
 {
 	struct address a = { .size = sizeof(a.in) };
@@ -42,7 +43,7 @@ static inline struct address parse_address(const char *host, const char *port)
 		a.size = sizeof(a.un);
 		return a;
 	}
-	a.in.sin_port = htons(atoi(port)); /* of both families at the same place */
+	a.in.sin_port = htons(atoi(port)); /* same offset in sockaddr_in6 */
 	if (inet_pton(AF_INET, host, &a.in.sin_addr) == 1) {
 		a.in.sin_family = AF_INET;
 		return a;
@@ -54,29 +55,29 @@ static inline struct address parse_address(const char *host, const char *port)
 	return a;
 }
 
-/* no_delay has a request leave at once, as every program does that waits for an answer. */
-static inline void no_delay(int fd)
+/* set_nodelay switches Nagle's algorithm off, as request-response programs do. */
+static inline void set_nodelay(int fd)
 {
 	int one = 1;
 
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* AF_UNIX has none */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)); /* fails on AF_UNIX */
 }
 
-/* read_some waits by poll, as programs do that have more than one connection. */
-static inline ssize_t read_some(int fd, void *to, size_t n)
+/* read_polled waits with poll(2), as programs with several connections do. */
+static inline ssize_t read_polled(int fd, void *to, size_t n)
 {
 	struct pollfd p = { fd, POLLIN, 0 };
 
 	return poll(&p, 1, -1) < 0 ? -1 : read(fd, to, n);
 }
 
-/* read_all returns n, or less at the end. */
+/* read_all returns n, or less at end of file or after an error. */
 static inline size_t read_all(int fd, void *to, size_t n)
 {
 	size_t done = 0;
 
 	while (done < n) {
-		ssize_t got = read_some(fd, (char *)to + done, n - done);
+		ssize_t got = read_polled(fd, (char *)to + done, n - done);
 
 		if (got <= 0)
 			break;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Inference in user space, as good as it gets: the work of the engine, from features to a class and
- * its score, scalar or in vectors.
+/* Optimised inference in user space: the same computation as the engine, from features to class and
+ * score, scalar or vectorised.
  *
  *	user mlp q15|int8 scalar|vector WIDTH...	ns per inference
  *	user forest scalar|vector TREES DEPTH		ns per inference
- *	user window q15|int8 scalar|vector		ns for the 12 sources of a window, their
- *							counters in a BPF map
+ *	user window q15|int8 scalar|vector		ns for the 12 sources of a window, with
+ *							their counters in a BPF map
  *
  * Weights are random: time does not depend on them. */
 #define _GNU_SOURCE
@@ -31,11 +31,11 @@ static int64_t bias[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
 static int32_t bias32[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
 static int32_t input[MAX_WIDTH];
 static int64_t input_mul[MAX_WIDTH], input_add[MAX_WIDTH]; /* scaling */
-/* of the sigmoid: steps of 1/64, in Q30 */
+/* the sigmoid in steps of 1/64, in Q30 */
 static uint32_t table[64 * 12 + 1];
-static int64_t sink; /* keeps the compiler from leaving work out */
+static int64_t sink; /* prevents the compiler from removing computations */
 
-static double now(void)
+static double now_ns(void)
 {
 	struct timespec t;
 
@@ -43,9 +43,9 @@ static double now(void)
 	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-/* The score of one output in Q15, from the table with straight lines between; of several the
- * class. */
-static inline int64_t decide(const int64_t *out, int n)
+/* classify returns the score of a single output in Q15, interpolated linearly in the table, or the
+ * class of several outputs. */
+static inline int64_t classify(const int64_t *out, int n)
 {
 	int64_t z = out[0] < 0 ? -out[0] : out[0], low, v;
 	int class = 0;
@@ -67,7 +67,7 @@ static int64_t clamp(int64_t v, int64_t least, int64_t most)
 	return v < least ? least : v > most ? most : v;
 }
 
-/* weight[layer][neuron][input], one multiplication for each. */
+/* weight[layer][neuron][input], one multiplication per weight. */
 #define SCALAR _Pragma("clang loop vectorize(disable) interleave(disable)")
 
 static int64_t q15_scalar(void)
@@ -87,7 +87,7 @@ static int64_t q15_scalar(void)
 			a[~l & 1][o] = clamp(sum >> 15, least, INT32_MAX);
 		}
 	}
-	return decide(a[layers & 1], width[layers]);
+	return classify(a[layers & 1], width[layers]);
 }
 
 static int64_t int8_scalar(void)
@@ -107,11 +107,11 @@ static int64_t int8_scalar(void)
 			a[~l & 1][o] = clamp((sum * 77 + bias[l][o]) >> 12, 0, limit);
 		}
 	}
-	return decide(a[layers & 1], width[layers]);
+	return classify(a[layers & 1], width[layers]);
 }
 
-/* weight[layer][input][neuron]: as many neurons at a time as a vector has, so that nothing is added
- * across it. */
+/* weight[layer][input][neuron]: each lane of a vector computes a neuron, without horizontal
+ * additions. */
 typedef int64_t v8 __attribute__((vector_size(64)));
 typedef int32_t v8i __attribute__((vector_size(32)));
 typedef int32_t v16 __attribute__((vector_size(64)));
@@ -140,7 +140,7 @@ static int64_t q15_vector(void)
 			*(v8 *)&a[~l & 1][o] = CLAMP(v8, sum >> 15, least, INT32_MAX);
 		}
 	}
-	return decide(a[layers & 1], width[layers]);
+	return classify(a[layers & 1], width[layers]);
 }
 
 static int64_t int8_vector(void)
@@ -165,7 +165,7 @@ static int64_t int8_vector(void)
 	}
 	for (int i = 0; i < width[layers]; i++)
 		out[i] = a[layers & 1][i];
-	return decide(out, width[layers]);
+	return classify(out, width[layers]);
 }
 
 #define MAX_TREES 64
@@ -173,7 +173,7 @@ static int64_t int8_vector(void)
 struct node {
 	int32_t threshold;
 	int16_t feature; /* -1: a leaf */
-	int16_t left;	 /* right is behind it */
+	int16_t left;	 /* the right child follows it */
 };
 static struct node forest[MAX_TREES][MAX_NODES];
 static int trees, depth;
@@ -192,7 +192,7 @@ static int64_t forest_scalar(void)
 	return sum;
 }
 
-/* Five trees in step, without branches: the processor works on five paths at a time. */
+/* Five trees at a time, without branches, for instruction-level parallelism. */
 #define STEP 5
 static int64_t forest_vector(void)
 {
@@ -213,7 +213,7 @@ static int64_t forest_vector(void)
 	return sum;
 }
 
-static void grow(void)
+static void fill_forest(void)
 {
 	for (int t = 0; t < trees; t++)
 		for (int i = 0; i < (2 << depth) - 1; i++) {
@@ -224,17 +224,17 @@ static void grow(void)
 		}
 }
 
-/* The counters of a window, in a map. */
+/* The counters of a window, in a BPF map. */
 #define SOURCES 12
 static int map_fd;
-static int64_t (*judge)(void);
+static int64_t (*infer)(void);
 
 static int bpf(int command, union bpf_attr *attr)
 {
 	return syscall(SYS_bpf, command, attr, sizeof(*attr));
 }
 
-static void fill(void)
+static void create_window_map(void)
 {
 	union bpf_attr create = { .map_type = BPF_MAP_TYPE_HASH,
 				  .key_size = 8,
@@ -259,9 +259,9 @@ static void fill(void)
 	}
 }
 
-/* As published: the next key, its counters, and zeros in their place. Each update puts the key at
- * the head of its bucket, so that without a count keys of one bucket would follow each other
- * endlessly. */
+/* As published: it iterates over the keys, reads the counters of each and resets them. Each update
+ * moves the key to the head of its bucket. Without the limit on n, the iteration could alternate
+ * endlessly between keys of one bucket. */
 static int64_t window_scalar(void)
 {
 	uint64_t key, next;
@@ -279,7 +279,7 @@ static int64_t window_scalar(void)
 
 		bpf(BPF_MAP_LOOKUP_ELEM, &get);
 		memcpy(input, value, sizeof(value));
-		found += judge();
+		found += infer();
 		bpf(BPF_MAP_UPDATE_ELEM, &put);
 		key = next;
 		step.key = (uint64_t)&key;
@@ -287,8 +287,8 @@ static int64_t window_scalar(void)
 	return found;
 }
 
-/* All keys and counters with one call; what was counted before is taken off, so that nothing needs
- * to be written. */
+/* One batch call for all keys and counters. The previous counts are subtracted, so that no counter
+ * needs to be reset. */
 static int64_t window_vector(void)
 {
 	static uint32_t before[SOURCES][4];
@@ -306,25 +306,25 @@ static int64_t window_vector(void)
 		for (int k = 0; k < 4; k++)
 			input[k] = values[i][k] - before[i][k];
 		memcpy(before[i], values[i], sizeof(before[i]));
-		found += judge();
+		found += infer();
 	}
 	return found;
 }
 
-/* The quickest of some rounds, as the bench does in the kernel. */
+/* measure returns the minimum of several rounds, as the benchmark in the kernel does. */
 static double measure(int64_t (*run)(void))
 {
 	double best = 0;
 	long repeat = 1;
 
 	for (int round = -2; round < ROUNDS; round++) {
-		double start = now(), each;
+		double start = now_ns(), each;
 
 		for (long i = 0; i < repeat; i++) {
 			sink += run();
 			__asm__ volatile("" ::: "memory");
 		}
-		each = (now() - start) / repeat;
+		each = (now_ns() - start) / repeat;
 		if (round >= 0 && (best == 0 || each < best))
 			best = each;
 		repeat = ROUND_NS / (each > 1 ? each : 1) + 1;
@@ -368,16 +368,16 @@ int main(int argc, char **argv)
 	} else if (argc == 5 && !strcmp(argv[1], "forest")) {
 		trees = atoi(argv[3]);
 		depth = atoi(argv[4]);
-		grow();
+		fill_forest();
 		printf("%f\n", measure(strcmp(argv[2], "vector") ? forest_scalar : forest_vector));
 	} else if (argc == 4 && !strcmp(argv[1], "window")) {
 		vector = !strcmp(argv[3], "vector");
 		if (!strcmp(argv[2], "int8"))
-			judge = vector ? int8_vector : int8_scalar;
+			infer = vector ? int8_vector : int8_scalar;
 		else
-			judge = vector ? q15_vector : q15_scalar;
+			infer = vector ? q15_vector : q15_scalar;
 		random_layers(4, published);
-		fill();
+		create_window_map();
 		printf("%f\n", measure(vector ? window_vector : window_scalar));
 	} else {
 		fprintf(stderr, "usage: see the head of user.c\n");

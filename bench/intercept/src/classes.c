@@ -6,19 +6,19 @@
 
 #include "controller.h"
 
-enum { MOST = 64 };
+enum { MAX_PACKETS = 64 };
 
 static const char *module, *answer;
 static int port, first;
 
-/* instruct answers by a socket of the program, or by the library. */
-static void instruct(struct kerb_intercept *k, int s, const struct kerb_packet *p,
-		     const struct message *m)
+/* send_instruction sends on a socket of the program, or with the library if s is negative. */
+static void send_instruction(struct kerb_intercept *k, int s, const struct kerb_packet *p,
+			     const struct message *m)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET };
 
 	if (s < 0) {
-		kerb_intercept_reply(k, p, m, sizeof(*m)); /* no answer is a loss */
+		kerb_intercept_reply(k, p, m, sizeof(*m)); /* an error is a loss */
 		return;
 	}
 	memcpy(&to.sin_addr, p->frame + p->l3 + 12, 4);
@@ -26,8 +26,8 @@ static void instruct(struct kerb_intercept *k, int s, const struct kerb_packet *
 	sendto(s, m, sizeof(*m), MSG_DONTWAIT, (void *)&to, sizeof(to));
 }
 
-/* udp is for sending only; each class's has the same port. */
-static int udp(void)
+/* open_socket opens a socket for sending; those of all classes have the same port. */
+static int open_socket(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int s = socket(AF_INET, SOCK_DGRAM, 0), one = 1;
@@ -38,15 +38,15 @@ static int udp(void)
 	return s;
 }
 
-static void *receive(void *arg)
+static void *receive_class(void *arg)
 {
-	int kind = *(int *)arg + first, s = udp();
+	int kind = *(int *)arg + first, s = open_socket();
 	struct kerb_intercept_options options = {
 		.wait = kind == CTRL ? KERB_WAIT_ADAPTIVE : KERB_WAIT_SLEEP,
-		.fifo = PRIORITY_OF_LOG + LOG - kind,
+		.fifo = LOG_PRIORITY + LOG - kind,
 		.takeover = true,
 	};
-	struct kerb_packet packets[MOST];
+	struct kerb_packet packets[MAX_PACKETS];
 	struct kerb_intercept *k;
 
 	if (kerb_intercept_open(&k, module, names[kind], &options) ||
@@ -56,22 +56,22 @@ static void *receive(void *arg)
 	}
 	if (strcmp(answer, "sendto"))
 		s = -1;
-	ready();
+	print_ready();
 	for (;;) {
-		int n = kerb_intercept_receive(k, packets, MOST, -1);
+		int n = kerb_intercept_receive(k, packets, MAX_PACKETS, -1);
 
 		for (int i = 0; i < n; i++) {
 			const struct kerb_packet *p = &packets[i];
 			const struct message *m = (const void *)(p->frame + p->payload);
 
-			kinds[kind].told += p->lost;
-			if (p->caplen >= p->payload + sizeof(*m) && take(m))
-				instruct(k, s, p, m);
+			kinds[kind].reported += p->lost;
+			if (p->caplen >= p->payload + sizeof(*m) && record_message(m))
+				send_instruction(k, s, p, m);
 		}
 	}
 }
 
-/* classes sendto|reply|kernel CPU PORT SOCKET; kernel: CTRL is answered there. */
+/* classes sendto|reply|kernel CPU PORT SOCKET; kernel: CTRL is answered in the kernel. */
 int main(int argc, char **argv)
 {
 	if (argc != 5)
@@ -80,5 +80,5 @@ int main(int argc, char **argv)
 	first = strcmp(argv[1], "kernel") ? CTRL : DATA;
 	port = atoi(argv[3]);
 	module = argv[4];
-	serve(KINDS - first, receive, argv[2]);
+	run_threads(KINDS - first, receive_class, argv[2]);
 }

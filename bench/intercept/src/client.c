@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The clients of the controller: sensors that send CTRL, DATA and LOG messages at their rates, each
- * kind from several sockets, and take the controller's instructions, which hold the message that
- * they answer. The kernel sees all as different senders. Each kind has a thread, CTRL's first: a
- * sensor is a device of its own, which does not send the messages of others before it sees its
- * instruction. */
+ * kind from several sockets, so that the kernel sees different senders. They receive the
+ * controller's instructions, which contain the message that they answer. Each kind has a thread,
+ * CTRL with the highest priority, since a real sensor is a separate device: it does not send the
+ * messages of others before it receives its instruction. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -13,21 +13,21 @@
 #include "controller.h"
 
 enum {
-	PRIORITY_OF_SENSOR = 84, /* of LOG */
+	SENSOR_PRIORITY = 84, /* of LOG */
 	SENSORS = 4,
-	LONGEST = 1472,
+	MAX_SIZE = 1472,
 	STEP_NS = 100000,
 	BEFORE_NS = 5000000,
 	AFTER_NS = 30000000
 };
 
-/* CTRL comes a little less often than once a ms, so that it meets the others at all times. */
+/* The period of CTRL is a little over 1 ms, so that its phase against the others varies. */
 static struct stream {
 	int size;
 	double gap; /* ns */
 	int fd[SENSORS];
 	uint64_t sent, answered, unsent;
-	struct histogram back;
+	struct histogram round_trips;
 	struct message *out;
 } streams[KINDS] = { { .size = 64, .gap = 1003000 },
 		     { .size = 512, .gap = 1e9 / 6000 },
@@ -40,7 +40,7 @@ static void open_sockets(struct stream *s, const char *address, int port)
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int one = 1;
 
-	s->out = calloc(1, LONGEST);
+	s->out = calloc(1, MAX_SIZE);
 	for (int i = 0; i < SENSORS; i++) {
 		s->fd[i] = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0);
 		if (s->fd[i] < 0 || inet_pton(AF_INET, address, &to.sin_addr) != 1 ||
@@ -55,16 +55,16 @@ static void send_one(struct stream *s)
 	*s->out = (struct message){ .client = s->sent % SENSORS,
 				    .type = FIRST_KIND + (s - streams),
 				    .number = s->sent,
-				    .created = now() };
+				    .created = now_ns() };
 	s->unsent += send(s->fd[s->sent % SENSORS], s->out, s->size, 0) < 0;
 	s->sent++;
 }
 
-static void take_instructions(struct stream *s, int64_t until)
+static void receive_instructions(struct stream *s, int64_t until)
 {
 	struct pollfd in[SENSORS];
-	int n = s == &streams[LOG] ? 0 : SENSORS; /* LOG has none */
-	int64_t left = until - now();
+	int n = s == &streams[LOG] ? 0 : SENSORS; /* LOG gets none */
+	int64_t left = until - now_ns();
 	struct timespec wait = { 0, left > 0 ? left : 0 };
 	struct message m;
 
@@ -74,43 +74,43 @@ static void take_instructions(struct stream *s, int64_t until)
 		return;
 	for (int i = 0; i < n; i++)
 		while (in[i].revents && recv(in[i].fd, &m, sizeof(m), 0) == sizeof(m)) {
-			record(&s->back, now() - m.created);
+			histogram_add(&s->round_trips, now_ns() - m.created);
 			s->answered++;
 		}
 }
 
-/* send_due returns when the next message is due. Several are, if they are many, or if the sensor
- * has not had its CPU for a while: it takes instructions in between, as they wait for it
- * otherwise. */
+/* send_due sends the messages that are due and returns when the next one is. Several are due at
+ * high rates, or after the sensor was preempted. It receives instructions in between, which would
+ * otherwise wait. */
 static int64_t send_due(struct stream *s)
 {
-	while (begin + s->sent * s->gap <= now()) {
+	while (begin + s->sent * s->gap <= now_ns()) {
 		send_one(s);
 		if (s != &streams[LOG])
-			take_instructions(s, 0);
+			receive_instructions(s, 0);
 	}
-	/* several at once, if they are many */
+	/* in batches at high rates */
 	return begin + s->sent * s->gap + (s->gap < STEP_NS ? STEP_NS - s->gap : 0);
 }
 
-/* be_before gives the calling thread, and those that it starts, its place before others. */
-static void be_before(int kind)
+/* set_sensor_priority applies to the calling thread and to those that it starts. */
+static void set_sensor_priority(int kind)
 {
-	struct sched_param p = { PRIORITY_OF_SENSOR + LOG - kind };
+	struct sched_param p = { SENSOR_PRIORITY + LOG - kind };
 
 	if (sched_setscheduler(0, SCHED_FIFO, &p))
 		die("priority");
 }
 
-static void *sense(void *arg)
+static void *run_sensor(void *arg)
 {
 	struct stream *s = arg;
 
-	be_before(s - streams);
-	while (now() < end)
-		take_instructions(s, send_due(s));
-	while (now() < end + AFTER_NS)
-		take_instructions(s, end + AFTER_NS);
+	set_sensor_priority(s - streams);
+	while (now_ns() < end)
+		receive_instructions(s, send_due(s));
+	while (now_ns() < end + AFTER_NS)
+		receive_instructions(s, end + AFTER_NS);
 	return NULL;
 }
 
@@ -118,8 +118,8 @@ static void print_stream(const char *name, const struct stream *s)
 {
 	printf("\"%s\":{\"sent\":%lu,\"unsent\":%lu,\"answered\":%lu,", name, s->sent, s->unsent,
 	       s->answered);
-	print_times(&s->back);
-	print_bins(&s->back);
+	print_times(&s->round_trips);
+	print_bins(&s->round_trips);
 	printf("}");
 }
 
@@ -132,16 +132,16 @@ int main(int argc, char **argv)
 		return 2;
 	int kinds = atoi(argv[5]);
 
-	pin(atoi(argv[7]));
+	pin_thread(atoi(argv[7]));
 	for (int i = 0; i < KINDS; i++)
 		open_sockets(&streams[i], argv[1], atoi(argv[2 + i]));
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
-	be_before(CTRL); /* so that no thread waits for its CPU before it has its own */
-	begin = now() + BEFORE_NS;
+	set_sensor_priority(CTRL); /* so that no thread is preempted before it has its own */
+	begin = now_ns() + BEFORE_NS;
 	end = begin + atoi(argv[6]) * 1000000LL;
 	for (int i = 0; i < kinds; i++)
-		if (pthread_create(&threads[i], NULL, sense, &streams[i]))
+		if (pthread_create(&threads[i], NULL, run_sensor, &streams[i]))
 			die("thread");
 	for (int i = 0; i < kinds; i++)
 		pthread_join(threads[i], NULL);

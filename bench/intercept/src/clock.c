@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The limit: how late a thread that does nothing but examine the clock would see packets that came
- * at all times. So it shows what the machine takes for itself: interrupts, the hypervisor, other
- * threads. Of the packets that do come it reads those alone that begin and end a measurement, in
- * pauses that do not count and that the kernel wants of a real-time thread. */
+/* The lower limit: the delay with which a thread that only reads the clock would see packets that
+ * arrive at any time. It shows the noise of the machine: interrupts, the hypervisor, other threads.
+ * It reads only the packets that begin and end a measurement, in pauses that are not measured. The
+ * kernel requires such pauses of a real-time thread (throttling). */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <sys/socket.h>
 
 #include "meter.h"
 
-enum { EVERY_NS = 100, AWAY_NS = 2000, LOOK_NS = 90000000, PAUSE_NS = 10000000 };
+enum { INTERVAL_NS = 100, GAP_NS = 2000, SAMPLE_NS = 90000000, PAUSE_NS = 10000000 };
 
 static int fd;
 
@@ -22,7 +22,7 @@ static void open_socket(int port)
 		die("listen");
 }
 
-static void pause_and_read(void)
+static void read_markers(void)
 {
 	struct timespec t = { .tv_nsec = PAUSE_NS };
 	struct message m;
@@ -30,20 +30,20 @@ static void pause_and_read(void)
 	nanosleep(&t, NULL);
 	for (ssize_t n; (n = recv(fd, &m, sizeof(m), MSG_DONTWAIT)) >= 0;)
 		if (n == sizeof(m) && m.type != MESSAGE_DATA)
-			account(&m, 0);
+			record_message(&m, 0);
 }
 
-static void look(void)
+static void sample_clock(void)
 {
-	int64_t begin = now(), came = begin;
+	int64_t begin = now_ns(), arrival = begin;
 
-	for (int64_t t = begin; t < begin + LOOK_NS; t = now()) {
-		bool away = t - came > AWAY_NS;
+	for (int64_t t = begin; t < begin + SAMPLE_NS; t = now_ns()) {
+		bool interrupted = t - arrival > GAP_NS;
 
-		for (; came <= t; came += EVERY_NS)
-			record(&meter.delays, t - came);
-		if (away)
-			came = now(); /* to record so many took its time */
+		for (; arrival <= t; arrival += INTERVAL_NS)
+			histogram_add(&meter.delays, t - arrival);
+		if (interrupted)
+			arrival = now_ns(); /* recording them took time */
 	}
 }
 
@@ -52,11 +52,11 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
-	settle(argv[2], argv[3]);
+	setup_receiver(argv[2], argv[3]);
 	open_socket(atoi(argv[4]));
-	ready();
+	print_ready();
 	for (;;) {
-		pause_and_read();
-		look();
+		read_markers();
+		sample_clock();
 	}
 }

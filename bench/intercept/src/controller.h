@@ -15,39 +15,38 @@
 #include "histogram.h"
 #include "message.h"
 
-enum { CTRL, DATA, LOG, KINDS, FIRST_KIND = 10, PRIORITY_OF_LOG = 50 };
+enum { CTRL, DATA, LOG, KINDS, FIRST_KIND = 10, LOG_PRIORITY = 50 };
 
 static const char *const names[KINDS] = { "ctrl", "data", "log" };
 
-/* Each is written by one thread. */
+/* Counts per kind; one thread writes each of them. */
 static struct kind {
-	uint64_t received, told; /* losses that the receiver was notified of */
+	uint64_t received, reported; /* losses that the interface reported */
 	struct histogram delays;
 } kinds[KINDS];
 
-/* take counts a message; it returns whether there is an instruction to send. */
-static inline bool take(const struct message *m)
+/* record_message counts a message and returns whether it requires an instruction. */
+static inline bool record_message(const struct message *m)
 {
 	unsigned int kind = m->type - FIRST_KIND;
 
 	if (kind >= KINDS)
 		return false;
-	record(&kinds[kind].delays, now() - m->created);
+	histogram_add(&kinds[kind].delays, now_ns() - m->created);
 	kinds[kind].received++;
 	return kind != LOG;
 }
 
-/* order gives the calling thread its place before others: CTRL, DATA, LOG. */
-static inline void order(int kind)
+/* set_fifo_priority sets the priority of the calling thread: CTRL, then DATA, then LOG. */
+static inline void set_fifo_priority(int kind)
 {
-	struct sched_param p = { .sched_priority = PRIORITY_OF_LOG + LOG - kind };
+	struct sched_param p = { .sched_priority = LOG_PRIORITY + LOG - kind };
 
 	if (sched_setscheduler(0, SCHED_FIFO, &p))
 		die("SCHED_FIFO");
 }
 
-/* cpu_time is that of the process, in s. */
-static inline double cpu_time(void)
+static inline double process_cpu_seconds(void)
 {
 	struct timespec t;
 
@@ -60,7 +59,7 @@ static inline void print_kinds(double cpu)
 	printf("{\"cpu\":%.9f", cpu);
 	for (int i = 0; i < KINDS; i++) {
 		printf(",\"%s\":{\"received\":%lu,\"told\":%lu,", names[i], kinds[i].received,
-		       kinds[i].told);
+		       kinds[i].reported);
 		print_times(&kinds[i].delays);
 		print_bins(&kinds[i].delays);
 		printf("}");
@@ -69,14 +68,15 @@ static inline void print_kinds(double cpu)
 	fflush(stdout);
 }
 
-static inline void ready(void)
+static inline void print_ready(void)
 {
-	puts("ready"); /* each thread does */
+	puts("ready"); /* once per thread */
 	fflush(stdout);
 }
 
-/* serve runs a thread for each of n kinds until SIGTERM, when no message is under way. */
-static inline void serve(int n, void *(*receive)(void *), const char *cpu)
+/* run_threads runs a thread for each of n kinds until SIGTERM, which the benchmark sends when no
+ * message is in flight. */
+static inline void run_threads(int n, void *(*receive)(void *), const char *cpu)
 {
 	static int kind[KINDS] = { CTRL, DATA, LOG };
 	pthread_t thread;
@@ -86,13 +86,13 @@ static inline void serve(int n, void *(*receive)(void *), const char *cpu)
 	sigemptyset(&end);
 	sigaddset(&end, SIGTERM);
 	pthread_sigmask(SIG_BLOCK, &end, NULL);
-	pin(atoi(cpu));
+	pin_thread(atoi(cpu));
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
 	for (int i = 0; i < n; i++)
 		if (pthread_create(&thread, NULL, receive, &kind[i]))
 			die("thread");
 	sigwait(&end, &number);
-	print_kinds(cpu_time());
+	print_kinds(process_cpu_seconds());
 	_exit(0);
 }

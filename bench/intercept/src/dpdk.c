@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The controller with DPDK: a driver that polls an interface which stays Linux's, net_af_xdp or
- * net_af_packet, without huge pages. One thread receives and sends instructions in the frames of
- * the messages, by the driver. It never sleeps. */
+/* The controller with DPDK, without huge pages. Its driver, net_af_xdp or net_af_packet, polls an
+ * interface that remains under Linux. One thread receives the messages and sends the instructions
+ * in their frames. It never sleeps. */
 #define _GNU_SOURCE
 #include <libgen.h>
 #include <rte_errno.h>
@@ -18,27 +18,27 @@ enum { PORT_ID, DESCRIPTORS = 4096, BUFFERS = 8191, CACHE = 256, BURST = 32, TEX
 struct frame {
 	struct rte_ether_hdr eth;
 	struct rte_ipv4_hdr ip;
-	struct rte_udp_hdr udp;
+	struct rte_udp_hdr udp_open;
 	struct message message;
 } __attribute__((packed));
 
 static int port;
 static volatile sig_atomic_t ended;
-static int64_t first, last; /* when messages were here */
+static int64_t first, last; /* times of the first and the last message */
 
-static void fail(const char *what)
+static void die_dpdk(const char *what)
 {
 	fprintf(stderr, "%s: %s\n", what, rte_strerror(rte_errno));
 	exit(1);
 }
 
-static void end(int signal)
+static void stop(int signal)
 {
 	(void)signal;
 	ended = 1;
 }
 
-/* start_eal gives the calling thread its CPU. Files that DPDK makes are next to the program. */
+/* start_eal pins the calling thread. The runtime files of DPDK are next to the program. */
 static void start_eal(char **argv)
 {
 	char core[TEXT], device[TEXT];
@@ -50,7 +50,7 @@ static void start_eal(char **argv)
 	snprintf(device, sizeof(device), "%s0,%s", argv[1], argv[4]);
 	setenv("RUNTIME_DIRECTORY", dirname(strdup(argv[0])), 1);
 	if (rte_eal_init(sizeof(args) / sizeof(*args), args) < 0)
-		fail("rte_eal_init");
+		die_dpdk("rte_eal_init");
 	if (rte_eth_dev_count_avail() != 1) {
 		fprintf(stderr, "no device %s\n", device);
 		exit(1);
@@ -67,24 +67,24 @@ static void start_port(void)
 	    rte_eth_rx_queue_setup(PORT_ID, 0, DESCRIPTORS, SOCKET_ID_ANY, NULL, pool) ||
 	    rte_eth_tx_queue_setup(PORT_ID, 0, DESCRIPTORS, SOCKET_ID_ANY, NULL) ||
 	    rte_eth_dev_start(PORT_ID))
-		fail("start the driver");
+		die_dpdk("start the driver");
 }
 
-/* message_of is NULL where the frame is none of ours: net_af_packet has all of the interface. */
-static const struct message *message_of(struct rte_mbuf *b)
+/* parse_message returns NULL for other frames: net_af_packet receives all of the interface. */
+static const struct message *parse_message(struct rte_mbuf *b)
 {
 	const struct frame *f = rte_pktmbuf_mtod(b, const struct frame *);
 
 	if (rte_pktmbuf_data_len(b) < sizeof(*f) ||
 	    f->eth.ether_type != rte_cpu_to_be_16(RTE_ETHER_TYPE_IPV4) ||
 	    f->ip.version_ihl != RTE_IPV4_VHL_DEF || f->ip.next_proto_id != IPPROTO_UDP ||
-	    f->udp.dst_port != rte_cpu_to_be_16(port))
+	    f->udp_open.dst_port != rte_cpu_to_be_16(port))
 		return NULL;
 	return (const void *)((const uint8_t *)f + offsetof(struct frame, message));
 }
 
-/* turn_back makes an instruction of a message, without its data. */
-static void turn_back(struct rte_mbuf *b)
+/* make_instruction rewrites the frame of a message into that of an instruction, without data. */
+static void make_instruction(struct rte_mbuf *b)
 {
 	struct frame *f = rte_pktmbuf_mtod(b, struct frame *);
 	const struct frame was = *f;
@@ -97,28 +97,28 @@ static void turn_back(struct rte_mbuf *b)
 	f->ip.total_length = rte_cpu_to_be_16(ip_len);
 	f->ip.hdr_checksum = 0;
 	f->ip.hdr_checksum = rte_ipv4_cksum((const void *)((uint8_t *)f + sizeof(f->eth)));
-	f->udp.dst_port = was.udp.src_port;
-	f->udp.src_port = was.udp.dst_port;
-	f->udp.dgram_len = rte_cpu_to_be_16(udp_len);
-	f->udp.dgram_cksum = 0;
+	f->udp_open.dst_port = was.udp_open.src_port;
+	f->udp_open.src_port = was.udp_open.dst_port;
+	f->udp_open.dgram_len = rte_cpu_to_be_16(udp_len);
+	f->udp_open.dgram_cksum = 0;
 	rte_pktmbuf_data_len(b) = rte_pktmbuf_pkt_len(b) = sizeof(*f);
 }
 
-/* poll_once takes what the driver has, and sends the instructions for all of it at once. */
-static void poll_once(void)
+/* poll_burst receives a burst and sends the instructions for it as one burst. */
+static void poll_burst(void)
 {
 	struct rte_mbuf *in[BURST], *out[BURST];
 	uint16_t n = rte_eth_rx_burst(PORT_ID, 0, in, BURST), instructions = 0, sent = 0;
 
 	for (uint16_t i = 0; i < n; i++) {
-		const struct message *m = message_of(in[i]);
+		const struct message *m = parse_message(in[i]);
 
 		if (m) {
-			last = now();
+			last = now_ns();
 			first = first ? first : last;
 		}
-		if (m && take(m)) {
-			turn_back(in[i]);
+		if (m && record_message(m)) {
+			make_instruction(in[i]);
 			out[instructions++] = in[i];
 		} else {
 			rte_pktmbuf_free(in[i]);
@@ -127,7 +127,7 @@ static void poll_once(void)
 	if (instructions)
 		sent = rte_eth_tx_burst(PORT_ID, 0, out, instructions);
 	for (; sent < instructions; sent++)
-		rte_pktmbuf_free(out[sent]); /* no answer is a loss */
+		rte_pktmbuf_free(out[sent]); /* an instruction that is not sent is a loss */
 }
 
 /* dpdk net_af_xdp|net_af_packet CPU PORT DRIVER-OPTIONS */
@@ -136,27 +136,27 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	port = atoi(argv[3]);
-	udp_deaf(port); /* for the kernel, which has the messages, too, by net_af_packet */
-	signal(SIGTERM, end);
+	udp_open_send_only(port); /* with net_af_packet, the kernel receives the messages, too */
+	signal(SIGTERM, stop);
 	start_eal(argv);
 	start_port();
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
 	/* The kernel stops a SCHED_FIFO thread that never sleeps for 50 ms of a second. */
 	setsid();
-	hurry();
+	raise_priority();
 
-	double used = cpu_time();
-	int64_t begin = now();
+	double used = process_cpu_seconds();
+	int64_t begin = now_ns();
 
-	ready();
+	print_ready();
 	while (!ended)
-		poll_once();
-	/* It always runs, also before and after the messages, which is no time of theirs. */
-	double share = (cpu_time() - used) * 1e9 / (double)(now() - begin);
+		poll_burst();
+	/* It also polls before and after the messages. That time is not theirs. */
+	double share = (process_cpu_seconds() - used) * 1e9 / (double)(now_ns() - begin);
 
 	rte_eth_dev_stop(PORT_ID);
-	rte_eth_dev_close(PORT_ID); /* or its program stays on the interface */
+	rte_eth_dev_close(PORT_ID); /* detaches its XDP program */
 	print_kinds(share * (double)(last - first) / 1e9);
 	_exit(0);
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receiver with Kerb's library: of the intercept module, or of the kernel module, whose open
+/* The receiver with Kerb's library, for the intercept module, or for the kernel module, whose open
  * class is descriptor 3. */
 #define _GNU_SOURCE
 #include <kerb_intercept.h>
 
 #include "meter.h"
 
-enum { CLASS_FD = 3, MOST = 64, PATIENCE_NS = 1000000 };
+enum { CLASS_FD = 3, MAX_PACKETS = 64, PATIENCE_NS = 1000000 };
 
 static struct kerb_intercept *open_class(char **argv)
 {
-	bool fifo = !strcmp(argv[2], "fifo"), ready = !strcmp(argv[2], "ready");
+	bool fifo = !strcmp(argv[2], "fifo"), idle_poll = !strcmp(argv[2], "ready");
 	const char *where = argv[4];
 	struct kerb_intercept_options options = {
 		.wait = !strcmp(argv[1], "spin")    ? KERB_WAIT_SPIN
@@ -18,10 +18,10 @@ static struct kerb_intercept *open_class(char **argv)
 						    : KERB_WAIT_ADAPTIVE,
 		.fifo = fifo ? FIFO_PRIORITY : 0,
 		.keep = !strcmp(argv[2], "other"),
-		.idle_poll = ready,
+		.idle_poll = idle_poll,
 		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS,
 		.device = argv[5],
-		/* that a receiver has gone is known a moment later where others have the CPU */
+		/* the agent may learn a moment late that the previous receiver has exited */
 		.takeover = true,
 	};
 	struct kerb_intercept *k;
@@ -44,22 +44,22 @@ int main(int argc, char **argv)
 {
 	if (argc != 5 && argc != 6)
 		return 2;
-	settle("other", argv[3]); /* the rest is the library's to do */
+	setup_receiver("other", argv[3]); /* the library sets class and priority */
 
 	struct kerb_intercept *k = open_class(argv);
-	struct kerb_packet packets[MOST];
+	struct kerb_packet packets[MAX_PACKETS];
 
-	ready();
+	print_ready();
 	for (;;) {
-		int n = kerb_intercept_receive(k, packets, MOST, -1);
+		int n = kerb_intercept_receive(k, packets, MAX_PACKETS, -1);
 
 		for (int i = 0; i < n; i++) {
 			const struct kerb_packet *p = &packets[i];
 
-			meter.told += p->lost;
+			meter.reported += p->lost;
 			if (p->caplen >= p->payload + sizeof(struct message))
-				account_from((const void *)(p->frame + p->payload),
-					     (int64_t)p->sent, now());
+				record_message_from((const void *)(p->frame + p->payload),
+						    (int64_t)p->sent, now_ns());
 		}
 	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a receiver is, however it receives: its CPU and class of scheduling, and what it counts
- * between the messages that begin and end a measurement. */
+/* The common part of all receivers: CPU and scheduling class, and the counts between the messages
+ * that begin and end a measurement. */
 #pragma once
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 enum { HEADERS = 14 + 20 + 8, FIFO_PRIORITY = 50, SLOW_NS = 100000 };
 
 struct meter {
-	uint64_t received, disorder, next, told, slow, unstamped;
+	uint64_t received, disorder, next, reported, slow, unstamped;
 	int64_t begin, cpu;
 	struct rusage use; /* at the beginning */
 	struct histogram delays, since_created; /* from T1, from T0 */
@@ -26,27 +26,27 @@ struct meter {
 
 static struct meter meter;
 
-/* A packet as this receiver had it: front_t1 is what the program in front of all receivers wrote
- * into it, t1 the time of the receiver's own kernel part, 0 of a socket. */
-struct seen {
+/* The times of a packet. front_t1: written by the program in front of all receivers; t1: taken by
+ * the receiver's own kernel part, 0 for sockets; t2: in the receiving program. */
+struct packet_times {
 	uint64_t number, front_t1, t1, t2;
 };
 
-/* All packets are kept, and written in the end, if PACKETS is set to the name of a file. */
+/* The times of all packets, which are written at the end to the file that PACKETS names. */
 static struct {
-	struct seen *all;
+	struct packet_times *all;
 	size_t n;
 } kept;
 
-enum { MOST_KEPT = 1 << 16 };
+enum { MAX_KEPT = 1 << 16 };
 
-static inline void keep(const struct message *m, int64_t t1, int64_t t2)
+static inline void keep_packet(const struct message *m, int64_t t1, int64_t t2)
 {
-	if (kept.all && kept.n < MOST_KEPT)
-		kept.all[kept.n++] = (struct seen){ m->number, m->arrived, t1, t2 };
+	if (kept.all && kept.n < MAX_KEPT)
+		kept.all[kept.n++] = (struct packet_times){ m->number, m->arrived, t1, t2 };
 }
 
-static inline void write_kept(void)
+static inline void write_packets(void)
 {
 	FILE *file = kept.all ? fopen(getenv("PACKETS"), "we") : NULL;
 
@@ -55,7 +55,7 @@ static inline void write_kept(void)
 		die("packets");
 }
 
-static inline int64_t cpu_time(void)
+static inline int64_t process_cpu_ns(void)
 {
 	struct timespec t;
 
@@ -63,9 +63,9 @@ static inline int64_t cpu_time(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-/* memory is what the process has in RAM, rings and buffers included, in MiB. Not ru_maxrss, which
- * a program inherits from the one that started it. */
-static inline double memory(void)
+/* resident_mib returns the resident memory of the process, with rings and buffers. ru_maxrss would
+ * include the maximum of the parent process. */
+static inline double resident_mib(void)
 {
 	FILE *file = fopen("/proc/self/statm", "re");
 	unsigned long pages;
@@ -82,17 +82,18 @@ static inline void print_cost(void)
 
 	getrusage(RUSAGE_SELF, &use);
 	printf("\"waits\":%ld,\"preempted\":%ld,\"memory\":%.3f,",
-	       use.ru_nvcsw - meter.use.ru_nvcsw, use.ru_nivcsw - meter.use.ru_nivcsw, memory());
+	       use.ru_nvcsw - meter.use.ru_nvcsw, use.ru_nivcsw - meter.use.ru_nivcsw,
+	       resident_mib());
 }
 
 static inline void print_meter(void)
 {
-	double seconds = (now() - meter.begin) / 1e9;
+	double seconds = (now_ns() - meter.begin) / 1e9;
 
 	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,"
 	       "\"unstamped\":%lu,\"seconds\":%.6f,\"cpu\":%.9f,",
-	       meter.received, meter.disorder, meter.told, meter.slow, meter.unstamped, seconds,
-	       (cpu_time() - meter.cpu) / 1e9 / seconds);
+	       meter.received, meter.disorder, meter.reported, meter.slow, meter.unstamped, seconds,
+	       (process_cpu_ns() - meter.cpu) / 1e9 / seconds);
 	print_cost();
 	print_times(&meter.delays);
 	print_bins(&meter.delays);
@@ -103,44 +104,44 @@ static inline void print_meter(void)
 	fflush(stdout);
 }
 
-/* account takes a message that the receiver's kernel part had at own_t1, and this program has at
- * t2. It does not return from the last. */
-static inline void account_from(const struct message *m, int64_t own_t1, int64_t t2)
+/* record_message_from records a message that the receiver's kernel part received at own_t1, and
+ * this program at t2. It exits after the last one. */
+static inline void record_message_from(const struct message *m, int64_t own_t1, int64_t t2)
 {
 	if (m->type == MESSAGE_DATA) {
 		int64_t t1 = m->arrived;
-		int64_t delay = t2 > t1 ? t2 - t1 : 0; /* clocks of two CPUs */
+		int64_t delay = t2 > t1 ? t2 - t1 : 0; /* the clocks of two CPUs may differ */
 
 		meter.unstamped += !t1;
-		record(&meter.delays, delay);
-		record(&meter.since_created, t2 - (int64_t)m->created);
+		histogram_add(&meter.delays, delay);
+		histogram_add(&meter.since_created, t2 - (int64_t)m->created);
 		meter.slow += delay > SLOW_NS;
 		meter.received++;
 		meter.disorder += m->number < meter.next;
 		meter.next = m->number + 1;
-		keep(m, own_t1, t2);
+		keep_packet(m, own_t1, t2);
 	} else if (m->type == MESSAGE_BEGIN) {
 		memset(&meter, 0, sizeof(meter));
 		kept.n = 0;
-		meter.begin = now();
-		meter.cpu = cpu_time();
+		meter.begin = now_ns();
+		meter.cpu = process_cpu_ns();
 		getrusage(RUSAGE_SELF, &meter.use);
-	} else if (meter.begin) { /* one from a measurement before may have been on its way still */
-		/* those before it found no room either */
-		meter.told -= m->number < meter.told ? m->number : meter.told;
-		write_kept();
+	} else if (meter.begin) { /* or it is a late one of the measurement before */
+		/* end messages that were lost count as losses, too */
+		meter.reported -= m->number < meter.reported ? m->number : meter.reported;
+		write_packets();
 		print_meter();
 		exit(0);
 	}
 }
 
-static inline void account(const struct message *m, int64_t t2)
+static inline void record_message(const struct message *m, int64_t t2)
 {
-	account_from(m, 0, t2);
+	record_message_from(m, 0, t2);
 }
 
-/* poll_idle has idle CPUs poll until this process ends. */
-static inline void poll_idle(void)
+/* set_idle_polling makes idle CPUs poll until this process exits. */
+static inline void set_idle_polling(void)
 {
 	int fd = open("/dev/cpu_dma_latency", O_WRONLY);
 	int32_t us = 0;
@@ -149,26 +150,26 @@ static inline void poll_idle(void)
 		die("/dev/cpu_dma_latency");
 }
 
-/* settle gives the receiver its CPU and class: `other`, as any program has it, `eager`, which goes
- * before these but shares with them, `ready`, which is eager and has idle CPUs poll, or `fifo`. */
-static inline void settle(const char *class, const char *cpu)
+/* setup_receiver sets CPU and scheduling class: `other`, the default; `eager`, a higher weight in
+ * the default class; `ready`, eager with idle CPUs polling; or `fifo`. */
+static inline void setup_receiver(const char *class, const char *cpu)
 {
 	struct sched_param first = { .sched_priority = FIFO_PRIORITY };
 
-	pin(atoi(cpu));
-	if (getenv("PACKETS") && !(kept.all = calloc(MOST_KEPT, sizeof(*kept.all))))
+	pin_thread(atoi(cpu));
+	if (getenv("PACKETS") && !(kept.all = calloc(MAX_KEPT, sizeof(*kept.all))))
 		die("memory");
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		die("lock memory");
 	if (!strcmp(class, "eager") || !strcmp(class, "ready"))
-		hurry();
+		raise_priority();
 	if (!strcmp(class, "ready"))
-		poll_idle();
+		set_idle_polling();
 	if (!strcmp(class, "fifo") && sched_setscheduler(0, SCHED_FIFO, &first))
 		die("SCHED_FIFO");
 }
 
-static inline void ready(void)
+static inline void print_ready(void)
 {
 	puts("ready");
 	fflush(stdout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receivers with a UDP socket. T3 is when a message is in the program's hands. */
+/* The receivers with a UDP socket. T3 is the time in the program after the receive call. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -7,10 +7,10 @@
 
 #include "meter.h"
 
-enum { BATCH = 64, LONGEST = 2048, BUFFER = 32 << 20, BUSY_POLL_US = 50, SPIN_NS = 50000 };
+enum { BATCH = 64, MAX_SIZE = 2048, BUFFER = 32 << 20, BUSY_POLL_US = 50, SPIN_NS = 50000 };
 
 static int fd;
-static uint8_t data[BATCH][LONGEST];
+static uint8_t data[BATCH][MAX_SIZE];
 
 static void open_socket(int port)
 {
@@ -23,7 +23,7 @@ static void open_socket(int port)
 		die("listen");
 }
 
-static void busy_poll(void)
+static void set_busy_poll(void)
 {
 	int us = BUSY_POLL_US;
 
@@ -35,10 +35,10 @@ static void busy_poll(void)
 static bool receive_one(int flags)
 {
 	struct message *m = (void *)data[0];
-	ssize_t n = recv(fd, m, LONGEST, flags);
+	ssize_t n = recv(fd, m, MAX_SIZE, flags);
 
 	if (n >= (ssize_t)sizeof(*m))
-		account(m, now());
+		record_message(m, now_ns());
 	return n >= 0;
 }
 
@@ -48,7 +48,7 @@ static void receive_batches(void)
 	struct iovec iov[BATCH];
 
 	for (int i = 0; i < BATCH; i++) {
-		iov[i] = (struct iovec){ data[i], LONGEST };
+		iov[i] = (struct iovec){ data[i], MAX_SIZE };
 		in[i].msg_hdr = (struct msghdr){ .msg_iov = &iov[i], .msg_iovlen = 1 };
 	}
 	for (;;) {
@@ -58,17 +58,17 @@ static void receive_batches(void)
 			struct message *m = (void *)data[i];
 
 			if (in[i].msg_len >= sizeof(*m))
-				account(m, now());
+				record_message(m, now_ns());
 		}
 	}
 }
 
-/* receive_adaptive spins for as long as it takes to sleep and be woken, then sleeps. */
+/* receive_adaptive spins about as long as sleeping and waking up take, then sleeps. */
 static void receive_adaptive(void)
 {
-	for (int64_t last = now();;) {
-		if (receive_one(MSG_DONTWAIT) || (now() - last > SPIN_NS && receive_one(0)))
-			last = now();
+	for (int64_t last = now_ns();;) {
+		if (receive_one(MSG_DONTWAIT) || (now_ns() - last > SPIN_NS && receive_one(0)))
+			last = now_ns();
 	}
 }
 
@@ -77,15 +77,15 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
-	settle(argv[2], argv[3]);
+	setup_receiver(argv[2], argv[3]);
 	open_socket(atoi(argv[4]));
-	ready();
+	print_ready();
 	if (!strcmp(argv[1], "mmsg"))
 		receive_batches();
 	if (!strcmp(argv[1], "adaptive"))
 		receive_adaptive();
 	if (!strcmp(argv[1], "busy"))
-		busy_poll();
+		set_busy_poll();
 	for (int flags = strcmp(argv[1], "spin") ? 0 : MSG_DONTWAIT;;)
 		receive_one(flags);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The two ends of a live measurement: frames enter by XDP test run and end in a program that counts
- * them and takes them away from the receiver's stack. */
+/* The two ends of a live measurement: frames are injected by XDP test run, and counted and dropped
+ * in front of the receiver's stack. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <bpf/bpf_endian.h>
@@ -37,7 +37,7 @@ struct headers {
 	__u32 word[10];
 };
 
-/* Headers to send in turn instead of the frame's own. */
+/* Headers that replace the frame's own, in turn. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PACKETS);
@@ -45,7 +45,8 @@ struct {
 	__type(value, struct headers);
 } packets SEC(".maps");
 
-/* Frames are used again without being written again: routing has changed its addresses. */
+/* The test run reuses frames without writing them again, after routing has changed their Ethernet
+ * addresses. */
 struct cursor {
 	__u32 next, count;
 	__u8 ethernet[ETH_HLEN];
@@ -59,7 +60,7 @@ struct {
 	__type(value, struct cursor);
 } cursor SEC(".maps");
 
-/* On the interfaces into which frames are sent: it leaves those alone that their hosts send. */
+/* For the interfaces that receive injected frames; it passes the frames of their hosts. */
 SEC("xdp")
 int pass(struct xdp_md *ctx)
 {

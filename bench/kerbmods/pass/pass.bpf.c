@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Counts UDP packets over IPv4, or FAMILY, and their bytes, and lets all pass: what the benchmarks
- * call a trivial module. The references do the same by parsing for themselves; this one asks the
+/* The trivial module of the benchmarks: it counts packets and bytes of UDP over IPv4, or FAMILY,
+ * and passes all. The references parse the packet themselves; this module reads the parsed
  * context. */
 #include <kerb/module.h>
 
@@ -20,7 +20,7 @@ struct {
 	__type(value, struct counts);
 } totals SEC(".maps");
 
-static __always_inline int count(struct kerb_pkt *pkt)
+static __always_inline int count_udp(struct kerb_pkt *pkt)
 {
 	__u32 zero = 0;
 	struct counts *c;
@@ -37,12 +37,12 @@ static __always_inline int count(struct kerb_pkt *pkt)
 
 KERB_EGRESS(pkt)
 {
-	return count(pkt);
+	return count_udp(pkt);
 }
 
 KERB_INGRESS(pkt)
 {
-	return count(pkt);
+	return count_udp(pkt);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Reads the packet without looking whether the bytes are there: the verifier must refuse it. */
+/* Reads the packet without a bounds check: the verifier must reject it. */
 #include <kerb/module.h>
 
 KERB_EGRESS(pkt)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Answers requests by as much arithmetic as they ask for: the benchmark of the responder finds with
- * it how much computation in the kernel still pays. A message is u32 OP, u32 VALUE in the byte
- * order of this machine; VALUE is the number of steps of a request, a multiple of STEPS_AT_ONCE,
- * and the result of a reply. Linux 5.17 (bpf_loop). */
+/* Answers each request after the number of arithmetic steps that it requests. The benchmark of the
+ * responder measures with it up to how much computation an answer in the kernel pays off. A message
+ * is u32 OP, u32 VALUE in host byte order. VALUE is the number of steps in a request, a multiple of
+ * STEPS_AT_ONCE, and the result in a reply. Linux 5.17 (bpf_loop). */
 #include <kerb/respond.h>
 
 KERB_CONFIG(__u16, port, 7007);
@@ -20,7 +20,7 @@ struct work {
 	__u64 x;
 };
 
-/* STEPS_AT_ONCE steps (xorshift), as work() in ../../responder/src/wire.h. */
+/* STEPS_AT_ONCE steps (xorshift), as compute_work() in ../../responder/src/wire.h. */
 static long work_steps(__u32 i, struct work *w)
 {
 	__u64 x = w->x;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Two user-space proxies on a TUN device, as references for `kerb bench proxy`. Both translate
- * between one client and one server: what the client sends to the server's virtual address goes to
- * the server with the client's virtual address as its source, so that the answers come back here.
+ * addresses between one client and one server. Packets from the client to the server's virtual
+ * address are forwarded to the server with the client's virtual address as source, so that the
+ * answers return to the proxy.
  *
  *	tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL
  *
- * single: one thread, one packet of at most the MTU per system call, and nothing else: the best
- * that can be made of that. multi: a thread and a queue per CPU, segmentation and checksums left to
- * the kernel by the virtio-net header, so that one system call carries up to 64 KiB. */
+ * single: one thread, one packet of at most the MTU per system call. multi: a thread and a queue
+ * per CPU; the virtio-net header offloads segmentation and checksums to the kernel, so that one
+ * system call carries up to 64 KiB. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,7 +31,7 @@
 
 struct rule {
 	uint8_t src[16], dst[16], new_src[16], new_dst[16];
-	uint64_t delta; /* what the new addresses add to a sum */
+	uint64_t delta; /* of the checksum, from the change of addresses */
 };
 
 static struct rule rules[2];
@@ -45,20 +46,20 @@ static uint64_t sum16(const uint8_t *p, size_t len)
 	return sum;
 }
 
-static uint16_t fold(uint64_t sum)
+static uint16_t fold_sum(uint64_t sum)
 {
 	while (sum >> 16)
 		sum = (sum & 0xffff) + (sum >> 16);
 	return sum;
 }
 
-/* RFC 1624. A sum that the kernel is still to complete is not complemented. */
-static void fix(uint8_t *check, uint64_t delta, int partial)
+/* RFC 1624. A partial checksum, which the kernel completes, is not complemented. */
+static void update_checksum(uint8_t *check, uint64_t delta, int partial)
 {
 	uint16_t old, new;
 
 	memcpy(&old, check, 2);
-	new = partial ? fold(old + delta) : (uint16_t)~fold((uint16_t)~old + delta);
+	new = partial ? fold_sum(old + delta) : (uint16_t)~fold_sum((uint16_t)~old + delta);
 	memcpy(check, &new, 2);
 }
 
@@ -70,7 +71,7 @@ static int check_offset(uint8_t proto)
 					 : -1;
 }
 
-/* Rewrites a packet in place; 0 if it is none of ours. */
+/* translate rewrites a packet in place, or returns 0 if it matches no rule. */
 static int translate(uint8_t *p, ssize_t len, int partial)
 {
 	size_t at = addr_len == 4 ? 12 : 8, head = addr_len == 4 ? (p[0] & 15) * 4u : 40;
@@ -85,15 +86,15 @@ static int translate(uint8_t *p, ssize_t len, int partial)
 		memcpy(p + at, r->new_src, addr_len);
 		memcpy(p + at + addr_len, r->new_dst, addr_len);
 		if (addr_len == 4)
-			fix(p + 10, r->delta, 0);
+			update_checksum(p + 10, r->delta, 0);
 		if (off >= 0 && (proto != IPPROTO_UDP || memcmp(p + head + off, zero, 2)))
-			fix(p + head + off, r->delta, partial);
+			update_checksum(p + head + off, r->delta, partial);
 		return 1;
 	}
 	return 0;
 }
 
-static void single(int fd)
+static void serve_single(int fd)
 {
 	static uint8_t packet[1 << 16];
 
@@ -108,7 +109,7 @@ static void single(int fd)
 	}
 }
 
-static void *queue(void *arg)
+static void *serve_queue(void *arg)
 {
 	int fd = (int)(intptr_t)arg;
 	struct {
@@ -129,7 +130,7 @@ static void *queue(void *arg)
 	return 0;
 }
 
-static void parse(const char *text, uint8_t *to)
+static void parse_address(const char *text, uint8_t *to)
 {
 	if (inet_pton(strchr(text, ':') ? AF_INET6 : AF_INET, text, to) != 1) {
 		fprintf(stderr, "tun: %s is no address\n", text);
@@ -142,13 +143,13 @@ static void make_rules(char **addr)
 	for (int i = 0; i < 2; i++) {
 		struct rule *r = &rules[i];
 
-		parse(addr[i ? 2 : 0], r->src);	    /* client, server */
-		parse(addr[i ? 1 : 3], r->dst);	    /* the other's virtual address */
-		parse(addr[i ? 3 : 1], r->new_src); /* its own */
-		parse(addr[i ? 0 : 2], r->new_dst); /* the other */
+		parse_address(addr[i ? 2 : 0], r->src);	    /* client, server */
+		parse_address(addr[i ? 1 : 3], r->dst);	    /* the other's virtual address */
+		parse_address(addr[i ? 3 : 1], r->new_src); /* its own */
+		parse_address(addr[i ? 0 : 2], r->new_dst); /* the other */
 		r->delta = sum16(r->new_src, addr_len) + sum16(r->new_dst, addr_len) +
-			   (uint16_t)~fold(sum16(r->src, addr_len)) +
-			   (uint16_t)~fold(sum16(r->dst, addr_len));
+			   (uint16_t)~fold_sum(sum16(r->src, addr_len)) +
+			   (uint16_t)~fold_sum(sum16(r->dst, addr_len));
 	}
 }
 
@@ -165,17 +166,17 @@ int main(int argc, char **argv)
 	addr_len = strchr(argv[3], ':') ? 16 : 4;
 	make_rules(argv + 3);
 	if (!strcmp(argv[2], "single")) {
-		int fd = open_queue(argv[1], 0, 0);
+		int fd = tun_open_queue(argv[1], 0, 0);
 
 		puts("ready");
 		fflush(stdout);
-		single(fd);
+		serve_single(fd);
 	}
 	for (long i = 0; i < queues; i++) {
-		int fd = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE,
-				    TUN_F_USO4 | TUN_F_USO6);
+		int fd = tun_open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE,
+					TUN_F_USO4 | TUN_F_USO6);
 
-		if (pthread_create(&thread, 0, queue, (void *)(intptr_t)fd))
+		if (pthread_create(&thread, 0, serve_queue, (void *)(intptr_t)fd))
 			die("thread");
 	}
 	puts("ready");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The AF_XDP server: takes whole frames of one receive queue from the device, answers those with a
- * request in place and sends them back. Its map of sockets and the program that redirects into it
- * are its starter's, who leaves the map's descriptor as number 3. */
+/* The AF_XDP server: receives the frames of one queue, rewrites those with a request in place into
+ * the reply, and sends them. The parent process owns the XSKMAP (descriptor 3) and the program that
+ * redirects into it. */
 #define _GNU_SOURCE
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -18,7 +18,7 @@ enum { MAP_FD = 3, BATCH = 64, HEADERS = 14 + 20 + 8 };
 
 static enum protocol protocol;
 
-static uint16_t header_sum(const struct iphdr *ip)
+static uint16_t ipv4_checksum(const struct iphdr *ip)
 {
 	const uint16_t *w = (void *)ip;
 	uint32_t sum = 0;
@@ -29,10 +29,10 @@ static uint16_t header_sum(const struct iphdr *ip)
 	return ~(sum + (sum >> 16));
 }
 
-/* turn makes a frame with a request the reply and returns its length; 0 is none. IPv4 without
- * options, as the program that redirects has seen to; the reply goes without UDP checksum, which
- * spares this server reading it. */
-static uint32_t turn(uint8_t *frame, uint32_t n)
+/* write_reply rewrites a frame with a request into the reply and returns its length, or 0 for none.
+ * The program that redirects passes IPv4 without options only. The reply has no UDP checksum, so
+ * that the server need not compute it. */
+static uint32_t write_reply(uint8_t *frame, uint32_t n)
 {
 	struct ethhdr *eth = (void *)frame;
 	struct iphdr *ip = (void *)(frame + 14);
@@ -40,7 +40,9 @@ static uint32_t turn(uint8_t *frame, uint32_t n)
 	uint8_t out[MAX_MESSAGE], mac[ETH_ALEN];
 	size_t size = n < HEADERS ? 0 : ntohs(udp->len) - 8;
 
-	size = n < HEADERS || size > n - HEADERS ? 0 : answer(protocol, frame + HEADERS, size, out);
+	size = n < HEADERS || size > n - HEADERS
+		       ? 0
+		       : answer_request(protocol, frame + HEADERS, size, out);
 	if (!size)
 		return 0;
 	memcpy(mac, eth->h_dest, ETH_ALEN);
@@ -54,7 +56,7 @@ static uint32_t turn(uint8_t *frame, uint32_t n)
 	ip->ttl = 64;
 	ip->tot_len = htons(20 + 8 + size);
 	ip->check = 0;
-	ip->check = header_sum(ip);
+	ip->check = ipv4_checksum(ip);
 	udp->source = udp->dest;
 	udp->dest = port;
 	udp->len = htons(8 + size);
@@ -63,19 +65,19 @@ static uint32_t turn(uint8_t *frame, uint32_t n)
 	return HEADERS + size;
 }
 
-/* reclaim gives frames that have been sent back to the receiving side. */
-static void reclaim(void)
+/* reclaim_frames returns sent frames to the fill ring. */
+static void reclaim_frames(void)
 {
-	uint32_t at = *completion.consumer, end = load(completion.producer);
+	uint32_t at = *completion.consumer, end = load_acquire(completion.producer);
 
 	for (; at != end; at++)
-		give(((uint64_t *)completion.entries)[at % RING]);
-	store(completion.consumer, at);
+		fill_ring_put(((uint64_t *)completion.entries)[at % RING]);
+	store_release(completion.consumer, at);
 }
 
-static int exchange(void)
+static int answer_frames(void)
 {
-	uint32_t at = *rx.consumer, end = load(rx.producer), out = *tx.producer;
+	uint32_t at = *rx.consumer, end = load_acquire(rx.producer), out = *tx.producer;
 	int replies = 0;
 
 	if (end - at > BATCH)
@@ -83,30 +85,30 @@ static int exchange(void)
 	for (; at != end; at++) {
 		struct xdp_desc d = ((struct xdp_desc *)rx.entries)[at % RING];
 
-		d.len = turn(umem + d.addr, d.len);
+		d.len = write_reply(umem + d.addr, d.len);
 		if (d.len)
 			((struct xdp_desc *)tx.entries)[(out + replies++) % RING] = d;
 		else
-			give(d.addr);
+			fill_ring_put(d.addr);
 	}
-	store(rx.consumer, at);
-	store(tx.producer, out + replies);
+	store_release(rx.consumer, at);
+	store_release(tx.producer, out + replies);
 	return replies;
 }
 
-static void serve(bool spin)
+static void serve_frames(bool spin)
 {
 	struct pollfd wait = { .fd = fd, .events = POLLIN };
 
 	for (;;) {
-		int replies = exchange();
+		int replies = answer_frames();
 
-		/* In copy mode this call is what sends. */
-		if (replies || load(tx.producer) != load(tx.consumer))
+		/* In copy mode, this call sends the frames. */
+		if (replies || load_acquire(tx.producer) != load_acquire(tx.consumer))
 			sendto(fd, NULL, 0, MSG_DONTWAIT, NULL, 0);
-		else if (!spin || load(fill.flags) & XDP_RING_NEED_WAKEUP)
+		else if (!spin || load_acquire(fill.flags) & XDP_RING_NEED_WAKEUP)
 			poll(&wait, 1, spin ? 0 : -1);
-		reclaim();
+		reclaim_frames();
 	}
 }
 
@@ -115,11 +117,11 @@ int main(int argc, char **argv)
 {
 	if (argc != 5)
 		return 2;
-	hurry();
+	raise_priority();
 	protocol = parse_protocol(argv[2]);
-	pin(parse_cpus(argv[4]).list[0]);
+	pin_thread(parse_cpus(argv[4]).list[0]);
 	xsk_open(argv[3], MAP_FD);
 	puts("ready");
 	fflush(stdout);
-	serve(!strcmp(argv[1], "spin"));
+	serve_frames(!strcmp(argv[1], "spin"));
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A part of the client: `alongside` offers requests at a rate, asleep between batches, and has one
- * thread ask for the speed limit on another port, a thousand times a second, whose times count. */
+/* The client's mode `alongside`: it sends requests at a fixed rate and sleeps between batches,
+ * while another thread requests the speed limit on another port 1,000 times a second. The times are
+ * those of the other thread. */
 #pragma once
 
 enum { BYSTANDER_GAP_NS = 1000000, BYSTANDER_TIMEOUT_MS = 100 };
@@ -8,7 +9,7 @@ enum { SINGLE_RATE = 40000, OFFER_BATCH = 8 }; /* batches of one below that rate
 
 static int bystander_port; /* 0: no such thread */
 
-/* open_bystander returns a socket that a lost answer does not hold up for long. */
+/* open_bystander returns a socket with a short receive timeout. */
 static int open_bystander(void)
 {
 	struct timeval wait = { .tv_usec = BYSTANDER_TIMEOUT_MS * 1000 };
@@ -21,19 +22,19 @@ static int open_bystander(void)
 
 static void *run_bystander(void *arg)
 {
-	struct asker *a = arg;
+	struct requester *a = arg;
 	int fd = open_bystander();
 
-	pin(a->cpu);
+	pin_thread(a->cpu);
 	prctl(PR_SET_TIMERSLACK, 1);
-	ask_once(fd, a, false);
+	request_once(fd, a, false);
 	pthread_barrier_wait(&start);
-	a->totals.begin = now();
+	a->totals.begin = now_ns();
 	for (int64_t due = a->totals.begin; due < a->totals.begin + deadline_ns;
-	     due = (now() > due ? now() : due) + BYSTANDER_GAP_NS) {
+	     due = (now_ns() > due ? now_ns() : due) + BYSTANDER_GAP_NS) {
 		sleep_until(due);
 		a->totals.sent++;
-		if (ask_once(fd, a, true)) {
+		if (request_once(fd, a, true)) {
 			close(fd); /* the answer may come late */
 			fd = open_bystander();
 		}
@@ -42,23 +43,23 @@ static void *run_bystander(void *arg)
 	return NULL;
 }
 
-static void run_offering(int flows, double rate)
+static void run_alongside(int flows, double rate)
 {
-	struct asker *a = allocate(1, sizeof(*a));
-	struct offerer o = { .cpu = own.list[0], .flows = flows, .rate = rate };
+	struct requester *a = allocate(1, sizeof(*a));
+	struct load_sender o = { .cpu = own.list[0], .flows = flows, .rate = rate };
 
-	*a = (struct asker){ .cpu = own.list[own.n - 1], .protocol = SPEED };
+	*a = (struct requester){ .cpu = own.list[own.n - 1], .protocol = SPEED };
 	pthread_barrier_init(&start, NULL, bystander_port ? 2 : 1);
 	if (bystander_port && pthread_create(&a->thread, NULL, run_bystander, a))
 		die("thread");
-	pin(o.cpu);
-	prepare(&o);
+	pin_thread(o.cpu);
+	open_flows(&o);
 	pthread_barrier_wait(&start);
-	send_asleep(&o, rate < SINGLE_RATE ? 1 : OFFER_BATCH);
+	send_paced(&o, rate < SINGLE_RATE ? 1 : OFFER_BATCH);
 	if (bystander_port)
 		pthread_join(a->thread, NULL);
-	/* As long as a thread that asks waits: a server with a lower priority may have to. */
-	drain(&o, TIMEOUT_MS * 1000000L);
+	/* the timeout of a requester: a server with a lower priority may have to wait */
+	drain_answers(&o, TIMEOUT_MS * 1000000L);
 	o.totals.wrong += a->totals.wrong;
 	putchar('{');
 	print_times(&a->times);

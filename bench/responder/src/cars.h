@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A part of the client: `cars` has cars arrive and leave at random and knows the right limit for
- * each of them, to compare the answers with. */
+/* The client's mode `cars`: cars arrive and depart at random, and each answer is compared with the
+ * limit for the number of cars. */
 #pragma once
 
 enum {
@@ -9,63 +9,63 @@ enum {
 	LIMITS = 121
 };
 
-static uint64_t chance = 1;
+static uint64_t random_state = 1;
 
-/* uniform returns a number above 0 and up to 1 (xorshift64*). */
-static double uniform(void)
+/* random_uniform returns a number above 0 and up to 1 (xorshift64*). */
+static double random_uniform(void)
 {
-	chance ^= chance >> 12;
-	chance ^= chance << 25;
-	chance ^= chance >> 27;
-	return ((chance * 2685821657736338717ULL >> 11) + 1) * 0x1p-53;
+	random_state ^= random_state >> 12;
+	random_state ^= random_state << 25;
+	random_state ^= random_state >> 27;
+	return ((random_state * 2685821657736338717ULL >> 11) + 1) * 0x1p-53;
 }
 
 struct road {
 	int fd;
 	uint32_t cars;
-	int64_t until[LIMITS]; /* when a limit was last the right one */
-	uint64_t errors[LIMITS], off;
+	int64_t valid_until[LIMITS]; /* when a limit was last the current one */
+	uint64_t errors[LIMITS], wrong_limits;
 	double error_sum;
 	struct histogram ages;
 	struct totals totals;
 };
 
-static void move_cars(struct road *r, int by)
+static void add_cars(struct road *r, int by)
 {
-	r->until[limit(r->cars)] = now();
+	r->valid_until[speed_limit(r->cars)] = now_ns();
 	r->cars += by;
 }
 
-/* arrive asks for the limit; its age is the time since it was the right one. */
-static void arrive(struct road *r, bool counted)
+/* car_arrive requests the limit. The age of the answer is the time since it was the current one. */
+static void car_arrive(struct road *r, bool counted)
 {
 	struct speed m = { 0 };
 	int64_t before;
 
-	move_cars(r, 1);
-	before = now();
-	say(r->fd, GET_SPEED_LIMIT);
+	add_cars(r, 1);
+	before = now_ns();
+	send_op(r->fd, GET_SPEED_LIMIT);
 	r->totals.sent += counted;
 	if (recv(r->fd, &m, sizeof(m), 0) != sizeof(m) || !counted)
 		return;
 	r->totals.answered++;
-	if (!right_speed((void *)&m, sizeof(m))) {
+	if (!valid_speed((void *)&m, sizeof(m))) {
 		r->totals.wrong++;
 		return;
 	}
-	int error = abs((int)m.value - (int)limit(r->cars));
-	int64_t since = r->until[m.value] ? r->until[m.value] : r->totals.begin;
+	int error = abs((int)m.value - (int)speed_limit(r->cars));
+	int64_t since = r->valid_until[m.value] ? r->valid_until[m.value] : r->totals.begin;
 
-	r->off += error > 0;
+	r->wrong_limits += error > 0;
 	r->errors[error]++;
 	r->error_sum += error;
-	record(&r->ages, error ? before - since : 0);
+	histogram_add(&r->ages, error ? before - since : 0);
 }
 
-static void leave_road(struct road *r)
+static void car_depart(struct road *r)
 {
-	move_cars(r, -1);
-	say(r->fd, OUT_OF_RANGE);
+	add_cars(r, -1);
+	send_op(r->fd, OUT_OF_RANGE);
 }
 
 static int error_percentile(const struct road *r, double p)
@@ -86,41 +86,41 @@ static void print_road(struct road *r)
 
 	putchar('{');
 	print_times(&r->ages);
-	printf("\"off\":%lu,\"errorMean\":%.4f,\"errorP99\":%d,\"errorMax\":%d,", r->off,
+	printf("\"off\":%lu,\"errorMean\":%.4f,\"errorP99\":%d,\"errorMax\":%d,", r->wrong_limits,
 	       r->error_sum / n, error_percentile(r, 99), error_percentile(r, 100));
 	print_totals(&r->totals);
 }
 
-/* run_cars: arrivals at a rate, and as many departures on average, both without memory. */
+/* run_cars generates arrivals and departures as Poisson processes of the same mean rate. */
 static void run_cars(int seed, double rate)
 {
 	struct road *r = allocate(1, sizeof(*r));
 	double leaving = rate / CARS; /* of each car, 1/s */
 	int64_t due, counted, end;
 
-	chance = seed * 0x9e3779b97f4a7c15ULL + 1;
-	pin(own.list[0]);
+	random_state = seed * 0x9e3779b97f4a7c15ULL + 1;
+	pin_thread(own.list[0]);
 	prctl(PR_SET_TIMERSLACK, 1);
 	r->fd = open_socket(0);
-	r->totals.begin = due = now();
+	r->totals.begin = due = now_ns();
 	while (r->cars < CARS)
-		arrive(r, false);
+		car_arrive(r, false);
 	counted = due + SETTLE_NS;
 	end = counted + deadline_ns;
 	for (;;) {
 		double all = rate + r->cars * leaving;
 
-		due += -log(uniform()) / all * 1e9;
+		due += -log(random_uniform()) / all * 1e9;
 		if (due >= end)
 			break;
 		sleep_until(due);
-		if (uniform() * all <= rate)
-			arrive(r, due >= counted);
+		if (random_uniform() * all <= rate)
+			car_arrive(r, due >= counted);
 		else
-			leave_road(r);
+			car_depart(r);
 	}
-	r->totals.end = now();
+	r->totals.end = now_ns();
 	while (r->cars)
-		leave_road(r);
+		car_depart(r);
 	print_road(r);
 }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The client: `ask` runs threads that each send a request, wait for the answer and take the time;
- * `offer` sends at a rate, whatever comes back, and counts; `cost` offers too, but asleep between
- * batches, and has something idle on each CPU find out how much of it was taken; `strain` does that
- * while it asks; `part` ends each connection with its request. Further modes are in alongside.h,
- * cars.h and follow.h. Prints one JSON object. */
+/* The client. Modes:
+ *
+ *	ask	closed loop: threads that each send a request, wait for the answer and record the time
+ *	offer	open loop: sends at a fixed rate, whatever the answers, and counts
+ *	cost	as offer, but sleeps between batches, and measures the idle time of each CPU
+ *	strain	as ask, and measures the idle time of each CPU
+ *	part	half-closes each connection right after its request
+ *
+ * Others are in alongside.h, cars.h and follow.h. Prints one JSON object. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -20,15 +24,15 @@ enum {
 	TIMEOUT_MS = 2000,
 	DRAIN_NS = 30000000,
 	COST_BATCH = 8,
-	CROWD = 60,
-	MOST_LOSSES = 3,
+	CROWD_CARS = 60,
+	MAX_LOSSES = 3,
 	WARM_NS = 5000000
 };
 
 static enum protocol protocol;
 static bool tcp, curve;
 static int server_pid;
-static struct sockaddr_in6 server; /* or sockaddr_in, whose port is at the same place */
+static struct sockaddr_in6 server; /* or sockaddr_in, whose port has the same offset */
 static struct cpus own, all;
 
 static int open_socket_to(int port, int flags)
@@ -49,7 +53,6 @@ static int open_socket_to(int port, int flags)
 
 static int open_socket(int flags) { return open_socket_to(ntohs(server.sin6_port), flags); }
 
-/* parse_server reads an address of either family. */
 static bool parse_server(const char *address, int port)
 {
 	struct sockaddr_in *v4 = (void *)&server;
@@ -72,38 +75,39 @@ static void *allocate(size_t n, size_t size)
 }
 
 struct totals {
-	/* curved: limits between the highest and the lowest */
-	uint64_t sent, answered, wrong, curved;
+	/* on_curve: answers with a limit between the lowest and the highest */
+	uint64_t sent, answered, wrong, on_curve;
 	int64_t begin, end;
 };
 
 static void print_totals(const struct totals *t)
 {
 	printf("\"sent\":%lu,\"answered\":%lu,\"wrong\":%lu,\"curved\":%lu,\"seconds\":%.9f}\n",
-	       t->sent, t->answered, t->wrong, t->curved, (t->end - t->begin) / 1e9);
+	       t->sent, t->answered, t->wrong, t->on_curve, (t->end - t->begin) / 1e9);
 }
 
-#include "soak.h"
+#include "idle.h"
 
-/* ask */
+/* write_request */
 
-struct asker {
+struct requester {
 	pthread_t thread;
 	int cpu;
 	enum protocol protocol;
 	uint32_t number;
 	struct totals totals;
 	struct histogram times;
-	struct heard *heard; /* if following */
+	struct observation *observations; /* in mode follow */
 };
 
 #include "follow.h"
 
 static pthread_barrier_t start;
 static int64_t deadline_ns;
-static uint64_t requests; /* of each thread; 0: until the deadline, which may be 0 otherwise */
+static uint64_t
+	requests; /* per thread; 0 for no limit but deadline_ns, which may be 0 if this is set */
 
-static void say(int fd, uint32_t op)
+static void send_op(int fd, uint32_t op)
 {
 	struct speed m = { op, 0 };
 
@@ -111,143 +115,144 @@ static void say(int fd, uint32_t op)
 		die("send");
 }
 
-/* crowd has cars enter or leave, so that the limit is one of the curve. */
-static void crowd(uint32_t op)
+/* send_crowd makes cars enter or leave, so that the limit is on the curve. */
+static void send_crowd(uint32_t op)
 {
 	int fd = open_socket(0);
 	struct speed m;
 
-	for (int i = 0; i < CROWD; i++) {
-		say(fd, op);
+	for (int i = 0; i < CROWD_CARS; i++) {
+		send_op(fd, op);
 		if (op == GET_SPEED_LIMIT && recv(fd, &m, sizeof(m), 0) < 0)
 			die("crowd");
 	}
 	close(fd);
 }
 
-/* ask_once returns -1 after a time without an answer; the socket is then done with, since the
- * answer may come late. */
-static int ask_once(int fd, struct asker *a, bool timed)
+/* request_once returns -1 after a timeout. The caller then closes the socket, since the answer may
+ * arrive late. */
+static int request_once(int fd, struct requester *a, bool timed)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
-	size_t size = ask(a->protocol, a->number++, out);
-	int64_t before = now();
+	size_t size = write_request(a->protocol, a->number++, out);
+	int64_t before = now_ns();
 
 	if (send(fd, out, size, MSG_NOSIGNAL) < 0)
 		return -1;
-	/* over TCP all is of one size */
+	/* over TCP, requests and answers have the same size */
 	ssize_t n = recv(fd, in, tcp ? size : sizeof(in), tcp ? MSG_WAITALL : 0);
-	int64_t after = now();
+	int64_t after = now_ns();
 
 	if (n < 0)
 		return -1;
 	if (timed)
-		record(&a->times, after - before);
+		histogram_add(&a->times, after - before);
 	a->totals.answered += timed;
-	a->totals.wrong += following ? !note_number(a->heard, in, n, before, after) :
-				       !right(a->protocol, in, n);
+	a->totals.wrong += following ? !record_number(a->observations, in, n, before, after)
+				     : !valid_answer(a->protocol, in, n);
 	if (curve) {
-		a->totals.curved += timed && curved(in, n);
-		say(fd, OUT_OF_RANGE);
+		a->totals.on_curve += timed && on_curve(in, n);
+		send_op(fd, OUT_OF_RANGE);
 	}
 	return 0;
 }
 
-static void *run_asker(void *arg)
+static void *run_requester(void *arg)
 {
-	struct asker *a = arg;
+	struct requester *a = arg;
 	int fd = open_socket(0), losses = 0;
 
-	pin(a->cpu);
-	ask_once(fd, a, false); /* neighbour, route, caches */
+	pin_thread(a->cpu);
+	request_once(fd, a, false); /* neighbour, route, caches */
 	pthread_barrier_wait(&start);
-	a->totals.begin = now();
-	while (losses < MOST_LOSSES && (!requests || a->totals.sent < requests) &&
-	       !atomic_load_explicit(&followed, memory_order_relaxed) &&
-	       (!deadline_ns || now() - a->totals.begin < deadline_ns)) {
+	a->totals.begin = now_ns();
+	while (losses < MAX_LOSSES && (!requests || a->totals.sent < requests) &&
+	       !atomic_load_explicit(&follow_done, memory_order_relaxed) &&
+	       (!deadline_ns || now_ns() - a->totals.begin < deadline_ns)) {
 		a->totals.sent++;
-		if (ask_once(fd, a, true)) {
+		if (request_once(fd, a, true)) {
 			losses++;
 			close(fd);
 			fd = open_socket(0);
 		}
-		sched_yield(); /* so that the threads' turns change between requests, not within */
+		sched_yield(); /* the scheduler switches threads between requests, not within */
 	}
-	a->totals.end = now();
+	a->totals.end = now_ns();
 	close(fd);
 	return NULL;
 }
 
-static void add(struct totals *to, const struct totals *from)
+static void add_totals(struct totals *to, const struct totals *from)
 {
 	to->sent += from->sent;
 	to->answered += from->answered;
 	to->wrong += from->wrong;
-	to->curved += from->curved;
+	to->on_curve += from->on_curve;
 	if (!to->begin || from->begin < to->begin)
 		to->begin = from->begin;
 	if (from->end > to->end)
 		to->end = from->end;
 }
 
-/* print_thread_means prints for each thread what a request took, as Weinhold 2023 has it: the time
- * from its first request to its last answer, divided by its requests. In us. */
-static void print_thread_means(const struct asker *askers, int threads)
+/* print_thread_means prints the mean time of a request for each thread in us, as Weinhold 2023
+ * defines it: from its first request to its last answer, divided by its requests. */
+static void print_thread_means(const struct requester *requesters, int threads)
 {
 	printf("\"threadMeans\":[");
 	for (int i = 0; i < threads; i++) {
-		const struct totals *t = &askers[i].totals;
+		const struct totals *t = &requesters[i].totals;
 
 		printf("%s%.3f", i ? "," : "", t->sent ? (t->end - t->begin) / 1e3 / t->sent : 0);
 	}
 	printf("],");
 }
 
-static void run_askers(int threads, bool strain)
+static void run_requesters(int threads, bool probe_idle)
 {
-	struct asker *askers = allocate(threads, sizeof(*askers));
+	struct requester *requesters = allocate(threads, sizeof(*requesters));
 	struct histogram *sum = allocate(1, sizeof(*sum));
 	struct totals totals = { 0 };
 	pthread_attr_t attr;
 
-	struct soaker *soakers = strain ? start_soaking() : NULL;
+	struct idle_probe *probes = probe_idle ? start_idle_probes() : NULL;
 
 	if (curve)
-		crowd(GET_SPEED_LIMIT);
+		send_crowd(GET_SPEED_LIMIT);
 	pthread_barrier_init(&start, NULL, threads + 1);
 	pthread_attr_init(&attr);
 	pthread_attr_setstacksize(&attr, STACK);
 	for (int i = 0; i < threads; i++) {
-		askers[i].cpu = own.list[i % own.n];
-		askers[i].protocol = protocol;
-		askers[i].number = i << 20;
-		askers[i].heard = following ? allocate(NUMBERS, sizeof(struct heard)) : NULL;
-		if (pthread_create(&askers[i].thread, &attr, run_asker, &askers[i]))
+		requesters[i].cpu = own.list[i % own.n];
+		requesters[i].protocol = protocol;
+		requesters[i].number = i << 20;
+		requesters[i].observations =
+			following ? allocate(NUMBERS, sizeof(struct observation)) : NULL;
+		if (pthread_create(&requesters[i].thread, &attr, run_requester, &requesters[i]))
 			die("thread");
 	}
 	pthread_barrier_wait(&start);
-	atomic_store(&counting, strain);
+	atomic_store(&counting, probe_idle);
 	for (int i = 0; i < threads; i++) {
-		pthread_join(askers[i].thread, NULL);
-		merge(sum, &askers[i].times);
-		add(&totals, &askers[i].totals);
+		pthread_join(requesters[i].thread, NULL);
+		histogram_merge(sum, &requesters[i].times);
+		add_totals(&totals, &requesters[i].totals);
 		if (i && following)
-			merge_heard(askers[0].heard, askers[i].heard);
+			merge_observations(requesters[0].observations, requesters[i].observations);
 	}
 	atomic_store(&counting, false);
 	if (curve)
-		crowd(OUT_OF_RANGE);
-	strain ? stop_soaking(soakers, 0) : (void)putchar('{');
+		send_crowd(OUT_OF_RANGE);
+	probe_idle ? stop_idle_probes(probes, 0) : (void)putchar('{');
 	print_times(sum);
-	print_thread_means(askers, threads);
+	print_thread_means(requesters, threads);
 	if (following)
-		print_heard(askers[0].heard, totals.begin);
+		print_observations(requesters[0].observations, totals.begin);
 	print_totals(&totals);
 }
 
 /* offer */
 
-struct offerer {
+struct load_sender {
 	pthread_t thread;
 	int cpu, flows, *fds;
 	double rate;
@@ -258,88 +263,91 @@ struct offerer {
 	uint8_t in_data[BATCH][MAX_MESSAGE], out_data[BATCH][MAX_MESSAGE];
 };
 
-static void prepare(struct offerer *o)
+static void open_flows(struct load_sender *o)
 {
 	o->fds = allocate(o->flows, sizeof(int));
 	for (int i = 0; i < o->flows; i++)
 		o->fds[i] = open_socket(SOCK_NONBLOCK);
 	for (int i = 0; i < BATCH; i++) {
 		o->in_iov[i] = (struct iovec){ o->in_data[i], MAX_MESSAGE };
-		o->out_iov[i] = (struct iovec){ o->out_data[i], ask(protocol, 0, o->out_data[i]) };
+		o->out_iov[i] = (struct iovec){ o->out_data[i],
+						write_request(protocol, 0, o->out_data[i]) };
 		o->in[i].msg_hdr = (struct msghdr){ .msg_iov = &o->in_iov[i], .msg_iovlen = 1 };
 		o->out[i].msg_hdr = (struct msghdr){ .msg_iov = &o->out_iov[i], .msg_iovlen = 1 };
 	}
 }
 
-static void send_batch(struct offerer *o, int fd, int n)
+static void send_batch(struct load_sender *o, int fd, int n)
 {
 	for (int i = 0; i < n && protocol == COAP; i++)
-		ask(protocol, o->number++, o->out_data[i]);
+		write_request(protocol, o->number++, o->out_data[i]);
 	int done = sendmmsg(fd, o->out, n, 0);
 
 	o->totals.sent += done > 0 ? done : 0;
 }
 
-static int receive(struct offerer *o, int fd)
+static int receive_answers(struct load_sender *o, int fd)
 {
 	int n = recvmmsg(fd, o->in, BATCH, MSG_DONTWAIT, NULL);
 
 	for (int i = 0; i < n; i++)
-		o->totals.wrong += !right(protocol, o->in_data[i], o->in[i].msg_len);
+		o->totals.wrong += !valid_answer(protocol, o->in_data[i], o->in[i].msg_len);
 	o->totals.answered += n > 0 ? n : 0;
 	return n;
 }
 
-/* drain receives answers until none has come for a time; the remaining requests count as lost. */
-static void drain(struct offerer *o, int64_t wait)
+/* drain_answers receives until there is an answer for each request, or none arrives for a time, in
+ * ns. The remaining requests count as lost. */
+static void drain_answers(struct load_sender *o, int64_t wait)
 {
-	for (int64_t last = now(); o->totals.answered < o->totals.sent && now() - last < wait;)
+	for (int64_t last = now_ns(); o->totals.answered < o->totals.sent && now_ns() - last < wait;)
 		for (int i = 0; i < o->flows; i++)
-			if (receive(o, o->fds[i]) > 0)
-				last = now();
+			if (receive_answers(o, o->fds[i]) > 0)
+				last = now_ns();
 }
 
-/* run_offerer sends what is due, of one flow after the other, and looks for answers in between. */
-static void *run_offerer(void *arg)
+/* run_load_sender sends the requests that are due, on one flow after the other, and receives
+ * answers in between. */
+static void *run_load_sender(void *arg)
 {
-	struct offerer *o = arg;
+	struct load_sender *o = arg;
 	int out = 0, in = 0;
 
-	pin(o->cpu);
-	prepare(o);
+	pin_thread(o->cpu);
+	open_flows(o);
 	pthread_barrier_wait(&start);
-	o->totals.begin = now();
-	for (int64_t t; (t = now() - o->totals.begin) < deadline_ns;) {
+	o->totals.begin = now_ns();
+	for (int64_t t; (t = now_ns() - o->totals.begin) < deadline_ns;) {
 		int64_t due = o->rate * t / 1e9 - o->totals.sent;
 
 		if (due > 0) {
 			send_batch(o, o->fds[out], due < BATCH ? due : BATCH);
 			out = (out + 1) % o->flows;
 		}
-		receive(o, o->fds[in]);
+		receive_answers(o, o->fds[in]);
 		in = (in + 1) % o->flows;
 	}
-	o->totals.end = now();
-	drain(o, DRAIN_NS);
+	o->totals.end = now_ns();
+	drain_answers(o, DRAIN_NS);
 	return NULL;
 }
 
-static void run_offerers(int flows, double rate)
+static void run_load_senders(int flows, double rate)
 {
 	int threads = flows < own.n ? flows : own.n;
-	struct offerer *offerers = allocate(threads, sizeof(*offerers));
+	struct load_sender *senders = allocate(threads, sizeof(*senders));
 	struct totals totals = { 0 };
 
 	pthread_barrier_init(&start, NULL, threads);
 	for (int i = 0; i < threads; i++) {
-		offerers[i].cpu = own.list[i];
-		offerers[i].flows = flows / threads;
-		offerers[i].rate = rate / threads;
-		pthread_create(&offerers[i].thread, NULL, run_offerer, &offerers[i]);
+		senders[i].cpu = own.list[i];
+		senders[i].flows = flows / threads;
+		senders[i].rate = rate / threads;
+		pthread_create(&senders[i].thread, NULL, run_load_sender, &senders[i]);
 	}
 	for (int i = 0; i < threads; i++) {
-		pthread_join(offerers[i].thread, NULL);
-		add(&totals, &offerers[i].totals);
+		pthread_join(senders[i].thread, NULL);
+		add_totals(&totals, &senders[i].totals);
 	}
 	putchar('{');
 	print_totals(&totals);
@@ -355,62 +363,62 @@ static void sleep_until(int64_t ns)
 		;
 }
 
-/* send_asleep sends a batch on one flow after the other, and sleeps in between. */
-static void send_asleep(struct offerer *o, int batch)
+/* send_paced sends one batch per flow, in turn, and sleeps in between. */
+static void send_paced(struct load_sender *o, int batch)
 {
 	int64_t gap = batch * 1e9 / o->rate;
 	int flow = 0;
 
 	prctl(PR_SET_TIMERSLACK, 1);
-	o->totals.begin = now();
+	o->totals.begin = now_ns();
 	for (int64_t due = o->totals.begin; due < o->totals.begin + deadline_ns; due += gap) {
 		sleep_until(due);
-		receive(o, o->fds[flow]);
+		receive_answers(o, o->fds[flow]);
 		send_batch(o, o->fds[flow], batch);
 		flow = (flow + 1) % o->flows;
 	}
-	o->totals.end = now();
+	o->totals.end = now_ns();
 }
 
 static void run_cost(int flows, double rate)
 {
-	struct offerer o = { .cpu = own.list[0], .flows = flows, .rate = rate };
-	struct soaker *soakers = start_soaking();
+	struct load_sender o = { .cpu = own.list[0], .flows = flows, .rate = rate };
+	struct idle_probe *probes = start_idle_probes();
 
-	pin(o.cpu);
-	prepare(&o);
-	sleep_until(now() + WARM_NS);
+	pin_thread(o.cpu);
+	open_flows(&o);
+	sleep_until(now_ns() + WARM_NS);
 	atomic_store(&counting, true);
-	int64_t spent = busy();
+	int64_t spent = busy_ns();
 
-	send_asleep(&o, COST_BATCH);
-	spent = busy() - spent;
+	send_paced(&o, COST_BATCH);
+	spent = busy_ns() - spent;
 	atomic_store(&counting, false);
-	drain(&o, DRAIN_NS);
-	stop_soaking(soakers, spent);
+	drain_answers(&o, DRAIN_NS);
+	stop_idle_probes(probes, spent);
 	print_totals(&o.totals);
 }
 
 /* part */
 
-/* run_parting has connections, open for a moment, each send one request and at once say that it was
- * the last (shutdown). */
-static void run_parting(int connections)
+/* run_half_close sends one request on each connection, shortly after it was opened, followed at
+ * once by shutdown(SHUT_WR). */
+static void run_half_close(int connections)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
-	size_t size = ask(protocol, 0, out);
-	struct totals totals = { .begin = now() };
+	size_t size = write_request(protocol, 0, out);
+	struct totals totals = { .begin = now_ns() };
 
 	for (; totals.sent < (uint64_t)connections; totals.sent++) {
 		int fd = open_socket(0);
 
-		sleep_until(now() + WARM_NS);
+		sleep_until(now_ns() + WARM_NS);
 		if (send(fd, out, size, MSG_NOSIGNAL) < 0 || shutdown(fd, SHUT_WR))
 			die("send");
 		totals.answered += recv(fd, in, size, MSG_WAITALL) == (ssize_t)size;
 		close(fd);
 	}
-	totals.end = now();
+	totals.end = now_ns();
 	putchar('{');
 	print_totals(&totals);
 }
@@ -425,7 +433,7 @@ int main(int argc, char **argv)
 {
 	if (argc != 11 && argc != 12)
 		return 2;
-	hurry();
+	raise_priority();
 	protocol = parse_protocol(argv[2]);
 	prepare_work(argv[2]);
 	tcp = !strcmp(argv[2], "tcp");
@@ -440,15 +448,15 @@ int main(int argc, char **argv)
 	bystander_port = argc > 11 ? atoi(argv[11]) : 0;
 	following = !strcmp(argv[1], "follow");
 	if (!strcmp(argv[1], "ask") || !strcmp(argv[1], "strain") || following)
-		run_askers(atoi(argv[7]), !strcmp(argv[1], "strain"));
+		run_requesters(atoi(argv[7]), !strcmp(argv[1], "strain"));
 	else if (!strcmp(argv[1], "part"))
-		run_parting(atoi(argv[7]));
+		run_half_close(atoi(argv[7]));
 	else if (!strcmp(argv[1], "alongside"))
-		run_offering(atoi(argv[7]), atof(argv[9]));
+		run_alongside(atoi(argv[7]), atof(argv[9]));
 	else if (!strcmp(argv[1], "cars"))
 		run_cars(atoi(argv[7]), atof(argv[9]));
 	else if (!strcmp(argv[1], "offer"))
-		run_offerers(atoi(argv[7]), atof(argv[9]));
+		run_load_senders(atoi(argv[7]), atof(argv[9]));
 	else
 		run_cost(atoi(argv[7]), atof(argv[9]));
 }

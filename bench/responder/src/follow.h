@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A part of the client: `follow` asks for a CoAP value that is set meanwhile, a number of three
- * digits that is higher each time, and prints when each number was heard first and last, and when
- * the last request was sent that it answered: in ns of the monotonic clock, 0 for never. The last
- * number ends it. */
+/* The client's mode `follow`: it polls a CoAP value while another process sets it to increasing
+ * numbers of three digits. For each number it prints when it was received first and last, and when
+ * the last request that it answered was sent: in ns of the monotonic clock, 0 for never. It ends
+ * with the last number. */
 #pragma once
 
 enum { NUMBERS = 1000, DIGITS = 3 };
 
-struct heard {
+struct observation {
 	int64_t first, last, sent;
 };
 
 static bool following;
-static atomic_bool followed; /* up to the last number */
+static atomic_bool follow_done; /* the last number was received */
 
-/* number_of returns the value of an answer, or -1. */
-static int number_of(const uint8_t *in, ssize_t n)
+/* parse_number returns the value of an answer, or -1. */
+static int parse_number(const uint8_t *in, ssize_t n)
 {
 	int number = 0;
 
@@ -28,25 +28,26 @@ static int number_of(const uint8_t *in, ssize_t n)
 											: -1;
 }
 
-/* note_number reports whether the answer has a number. */
-static bool note_number(struct heard *all, const uint8_t *in, ssize_t n, int64_t sent, int64_t at)
+/* record_number reports whether the answer has a number. */
+static bool record_number(struct observation *all, const uint8_t *in, ssize_t n, int64_t sent,
+			  int64_t at)
 {
-	int number = number_of(in, n);
+	int number = parse_number(in, n);
 
 	if (number < 0)
 		return false;
-	struct heard *h = &all[number];
+	struct observation *h = &all[number];
 
 	if (!h->first)
 		h->first = at;
 	if (number == NUMBERS - 1)
-		atomic_store(&followed, true);
+		atomic_store(&follow_done, true);
 	h->last = at;
 	h->sent = sent;
 	return true;
 }
 
-static void merge_heard(struct heard *to, const struct heard *from)
+static void merge_observations(struct observation *to, const struct observation *from)
 {
 	for (int i = 0; i < NUMBERS; i++) {
 		if (from[i].first && (!to[i].first || from[i].first < to[i].first))
@@ -58,7 +59,7 @@ static void merge_heard(struct heard *to, const struct heard *from)
 	}
 }
 
-static void print_heard(const struct heard *all, int64_t begin)
+static void print_observations(const struct observation *all, int64_t begin)
 {
 	const char *comma = "";
 

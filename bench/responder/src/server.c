@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto;
- * `fifo` is the same with real-time priority; the others take and give batches with a socket and a
- * thread per CPU, and sleep, ask the device or spin until something comes. */
+/* The user-space servers:
+ *
+ *	plain	as published: a socket, recvfrom and sendto
+ *	fifo	the same with real-time priority
+ *	sleep, poll, spin
+ *		batches, a socket and a thread per CPU; they sleep, busy-poll the device, or spin
+ *		until a request arrives */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
@@ -18,7 +22,7 @@ static bool busy_poll;
 
 static int open_socket(void)
 {
-	/* any address; the port is at the same place as in sockaddr_in */
+	/* the wildcard address; the port has the same offset as in sockaddr_in */
 	struct sockaddr_in6 at = { .sin6_family = family, .sin6_port = htons(port) };
 	int one = 1, fd = socket(family, SOCK_DGRAM, 0);
 
@@ -39,7 +43,7 @@ static void serve_plain(void)
 	for (;;) {
 		socklen_t size = sizeof(from);
 		ssize_t n = recvfrom(fd, in, sizeof(in), 0, (void *)&from, &size);
-		size_t reply = n < 0 ? 0 : answer(protocol, in, n, out);
+		size_t reply = n < 0 ? 0 : answer_request(protocol, in, n, out);
 
 		if (reply)
 			sendto(fd, out, reply, 0, (void *)&from, size);
@@ -53,7 +57,7 @@ struct batch {
 	uint8_t in_data[BATCH][MAX_MESSAGE], out_data[BATCH][MAX_MESSAGE];
 };
 
-static void tune(int fd)
+static void set_buffers(int fd)
 {
 	int buffer = BUFFER, us = BUSY_POLL_US;
 
@@ -63,7 +67,7 @@ static void tune(int fd)
 		die("setsockopt");
 }
 
-static void prepare(struct batch *b)
+static void init_batch(struct batch *b)
 {
 	for (int i = 0; i < BATCH; i++) {
 		b->in_iov[i] = (struct iovec){ b->in_data[i], MAX_MESSAGE };
@@ -73,8 +77,9 @@ static void prepare(struct batch *b)
 	}
 }
 
-/* exchange answers what is there; a request without answer leaves no gap in the batch. */
-static void exchange(int fd, struct batch *b)
+/* answer_batch answers the requests that are there; those without answer leave no gap in the
+ * batch. */
+static void answer_batch(int fd, struct batch *b)
 {
 	int replies = 0;
 
@@ -83,8 +88,8 @@ static void exchange(int fd, struct batch *b)
 	int n = recvmmsg(fd, b->in, BATCH, wait_flag, NULL);
 
 	for (int i = 0; i < n; i++) {
-		size_t size = answer(protocol, b->in_data[i], b->in[i].msg_len,
-				     b->out_data[replies]);
+		size_t size = answer_request(protocol, b->in_data[i], b->in[i].msg_len,
+					     b->out_data[replies]);
 
 		if (!size)
 			continue;
@@ -99,7 +104,8 @@ static void exchange(int fd, struct batch *b)
 	for (int sent = 0; sent < replies;) {
 		int done = sendmmsg(fd, b->out + sent, replies - sent, 0);
 
-		sent += done > 0 ? done : 1; /* what cannot be sent is lost, as with sendto */
+		sent += done > 0 ? done
+				 : 1; /* a reply that cannot be sent is lost, as with sendto */
 	}
 }
 
@@ -110,16 +116,16 @@ static void *serve_batches(void *cpu)
 	struct batch *b = calloc(1, sizeof(*b));
 	int fd = open_socket();
 
-	pin((int)(intptr_t)cpu);
-	tune(fd);
-	prepare(b);
+	pin_thread((int)(intptr_t)cpu);
+	set_buffers(fd);
+	init_batch(b);
 	pthread_barrier_wait(&listening);
 	for (;;)
-		exchange(fd, b);
+		answer_batch(fd, b);
 	return NULL;
 }
 
-static void serve_all(struct cpus cpus)
+static void serve_threads(struct cpus cpus)
 {
 	pthread_t t;
 
@@ -138,18 +144,18 @@ int main(int argc, char **argv)
 	if (argc != 5 && argc != 6)
 		return 2;
 	family = argc == 6 ? AF_INET6 : AF_INET;
-	hurry();
+	raise_priority();
 	struct cpus cpus = parse_cpus(argv[4]);
 
 	protocol = parse_protocol(argv[2]);
 	port = atoi(argv[3]);
 	wait_flag = strcmp(argv[1], "spin") ? MSG_WAITFORONE : MSG_DONTWAIT;
 	busy_poll = !strcmp(argv[1], "poll");
-	pin(cpus.list[0]);
+	pin_thread(cpus.list[0]);
 	if (!strcmp(argv[1], "fifo") &&
 	    sched_setscheduler(0, SCHED_FIFO, &(struct sched_param){ 1 }))
 		die("real-time priority");
 	if (!strcmp(argv[1], "plain") || !strcmp(argv[1], "fifo"))
 		serve_plain();
-	serve_all(cpus);
+	serve_threads(cpus);
 }

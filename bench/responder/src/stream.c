@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The speed limit over TCP: a server with epoll that sleeps, or spins, until something comes. As
- * `sockmap` it also puts every accepted connection into the map that its starter leaves as
- * descriptor 3, whose programs answer before this process is woken; it then only sees what they
- * pass on. */
+/* The speed limit over TCP: a server with epoll that sleeps, or spins, until a request arrives. As
+ * `sockmap`, it also inserts every accepted connection into the sockmap of descriptor 3. Its
+ * programs answer before this process is woken; the process receives only what they pass. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/bpf.h>
@@ -21,13 +20,13 @@ struct peer {
 	uint32_t address, port; /* in network byte order */
 };
 
-/* The bytes of a request that came in parts, by descriptor. */
+/* Partial requests, by descriptor. */
 static struct {
 	size_t n;
 	uint8_t data[BUFFER];
 } pending[CONNECTIONS];
 
-static void enrol(int fd, const struct sockaddr_in *from)
+static void sockmap_insert(int fd, const struct sockaddr_in *from)
 {
 	struct peer key = { from->sin_addr.s_addr, htonl(ntohs(from->sin_port)) };
 	uint64_t value = fd;
@@ -36,11 +35,11 @@ static void enrol(int fd, const struct sockaddr_in *from)
 				.value = (uintptr_t)&value };
 
 	if (syscall(SYS_bpf, BPF_MAP_UPDATE_ELEM, &attr, sizeof(attr)) && errno != EOPNOTSUPP)
-		die("map of sockets"); /* but of one that its peer has closed already, which remains
-					  this server's */
+		die("map of sockets"); /* EOPNOTSUPP: the peer has closed it already, and the
+					  connection remains this server's */
 }
 
-static void take(int listener, int events, bool sockmap)
+static void accept_connection(int listener, int events, bool sockmap)
 {
 	struct sockaddr_in from;
 	socklen_t size = sizeof(from);
@@ -51,19 +50,19 @@ static void take(int listener, int events, bool sockmap)
 	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
 	pending[fd].n = 0;
 	if (sockmap)
-		enrol(fd, &from);
+		sockmap_insert(fd, &from);
 	if (epoll_ctl(events, EPOLL_CTL_ADD, fd,
 		      &(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
 		die("epoll");
 }
 
-static void answer_all(int fd)
+static void answer_requests(int fd)
 {
 	uint8_t out[BUFFER], *in = pending[fd].data;
 	size_t replies = 0, done = 0;
 	ssize_t n = recv(fd, in + pending[fd].n, BUFFER - pending[fd].n, 0);
 
-	if (n < 0 && errno == EAGAIN) /* woken for what was answered meanwhile */
+	if (n < 0 && errno == EAGAIN) /* the program has answered it meanwhile */
 		return;
 	if (n <= 0) {
 		close(fd);
@@ -87,8 +86,8 @@ int main(int argc, char **argv)
 	struct epoll_event ready[EVENTS];
 	int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0), events = epoll_create1(0);
 
-	hurry();
-	pin(parse_cpus(argv[3]).list[0]);
+	raise_priority();
+	pin_thread(parse_cpus(argv[3]).list[0]);
 	if (setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
 	    bind(listener, (void *)&at, sizeof(at)) || listen(listener, CONNECTIONS) ||
 	    epoll_ctl(events, EPOLL_CTL_ADD, listener,
@@ -101,9 +100,9 @@ int main(int argc, char **argv)
 
 		for (int i = 0; i < n; i++) {
 			if (ready[i].data.fd == listener)
-				take(listener, events, !strcmp(argv[1], "sockmap"));
+				accept_connection(listener, events, !strcmp(argv[1], "sockmap"));
 			else
-				answer_all(ready[i].data.fd);
+				answer_requests(ready[i].data.fd);
 		}
 	}
 }

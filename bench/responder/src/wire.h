@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The protocols of the experiment, as a client asks and a server answers. */
+/* The protocols of the experiment, for client and servers. */
 #pragma once
 
 #include <arpa/inet.h>
@@ -21,15 +21,15 @@ static inline enum protocol parse_protocol(const char *name)
 	return !strcmp(name, "coap") ? COAP : !strncmp(name, "work", 4) ? WORK : SPEED;
 }
 
-/* The published protocol: two words in the byte order of the sender, as its programs do it. */
+/* The published protocol: two words in the byte order of the sender. */
 enum { REPLY = 3, GET_SPEED_LIMIT = 4, OUT_OF_RANGE = 5 };
 struct speed {
 	uint32_t op, value;
 };
 
-/* One CoAP resource (RFC 7252): GET coap://.../sensors/road-sign-7/speed-limit gives text. The
- * request is the longer one of the two messages: a veth leaves programs hardly any room behind a
- * frame, unlike most devices. */
+/* One CoAP resource (RFC 7252): GET coap://.../sensors/road-sign-7/speed-limit returns text. The
+ * request is longer than the reply, since a veth has almost no tailroom for programs, unlike most
+ * devices. */
 #define COAP_VALUE "120"
 enum {
 	COAP_VERSION = 0x40,
@@ -46,8 +46,8 @@ enum {
 /* Uri-Path options */
 static const uint8_t coap_path[] = "\xb7sensors\x0broad-sign-7\x0bspeed-limit";
 
-/* limit is the published curve over the number of cars in range, in km/h. */
-static inline uint32_t limit(uint32_t cars)
+/* speed_limit is the published curve over the number of cars in range, in km/h. */
+static inline uint32_t speed_limit(uint32_t cars)
 {
 	if (cars < 30)
 		return 120;
@@ -58,7 +58,7 @@ static inline uint32_t limit(uint32_t cars)
 
 static atomic_uint cars;
 
-static inline void leave(void)
+static inline void decrement_cars(void)
 {
 	unsigned int c = atomic_load_explicit(&cars, memory_order_relaxed);
 
@@ -66,7 +66,7 @@ static inline void leave(void)
 		;
 }
 
-/* answer_speed writes the reply to a request of n bytes and returns its length; 0 is none. */
+/* answer_speed writes the reply to a request of n bytes and returns its length, or 0 for none. */
 static inline size_t answer_speed(const void *in, size_t n, void *out)
 {
 	struct speed m;
@@ -75,16 +75,17 @@ static inline size_t answer_speed(const void *in, size_t n, void *out)
 		return 0;
 	memcpy(&m, in, n);
 	if (m.op == OUT_OF_RANGE)
-		leave();
+		decrement_cars();
 	if (m.op != GET_SPEED_LIMIT)
 		return 0;
-	m = (struct speed){ REPLY,
-			    limit(atomic_fetch_add_explicit(&cars, 1, memory_order_relaxed) + 1) };
+	m = (struct speed){
+		REPLY, speed_limit(atomic_fetch_add_explicit(&cars, 1, memory_order_relaxed) + 1)
+	};
 	memcpy(out, &m, sizeof(m));
 	return sizeof(m);
 }
 
-/* The value as text: three digits in the order of memory. A PUT replaces it. */
+/* The value as text: three digits in memory order. A PUT replaces it. */
 static atomic_uint coap_text;
 
 static inline void set_coap_value(const void *digits)
@@ -95,8 +96,8 @@ static inline void set_coap_value(const void *digits)
 	atomic_store_explicit(&coap_text, text, memory_order_relaxed);
 }
 
-/* put_coap takes a request of the set-point: as one for the value, with three digits behind it. */
-static inline size_t put_coap(const uint8_t *in, size_t n, size_t head, uint8_t *out)
+/* answer_coap_put handles a PUT of the value: the request for it, followed by three digits. */
+static inline size_t answer_coap_put(const uint8_t *in, size_t n, size_t head, uint8_t *out)
 {
 	size_t path = sizeof(coap_path) - 1;
 
@@ -110,7 +111,7 @@ static inline size_t put_coap(const uint8_t *in, size_t n, size_t head, uint8_t 
 	return head;
 }
 
-/* answer_coap knows requests without other options, and piggybacks on the ACK. */
+/* answer_coap accepts requests without other options; the response is piggybacked on the ACK. */
 static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 {
 	size_t token = n < 4 ? 0 : in[0] & 0x0f, head = 4 + token, path = sizeof(coap_path) - 1;
@@ -118,7 +119,7 @@ static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 	if (n < head + 1 || (in[0] & 0xf0) != COAP_VERSION || token > 8)
 		return 0;
 	if (in[1] == COAP_PUT)
-		return put_coap(in, n, head, out);
+		return answer_coap_put(in, n, head, out);
 	if (in[1] != COAP_GET)
 		return 0;
 	memcpy(out, in, head); /* message id and token */
@@ -128,7 +129,7 @@ static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 		return head;
 	}
 	out[1] = COAP_CONTENT;
-	out[head] = COAP_CONTENT_FORMAT; /* of no bytes: text/plain */
+	out[head] = COAP_CONTENT_FORMAT; /* empty: text/plain */
 	out[head + 1] = COAP_MARKER;
 	uint32_t text = atomic_load_explicit(&coap_text, memory_order_relaxed);
 
@@ -136,11 +137,11 @@ static inline size_t answer_coap(const uint8_t *in, size_t n, uint8_t *out)
 	return head + 2 + sizeof(COAP_VALUE) - 1;
 }
 
-enum { MOST_STEPS = 131072 };
+enum { MAX_STEPS = 131072 };
 
-/* work is so many steps (xorshift), each of which needs the result of the one before, as in
- * ../../kerbmods/work. */
-static inline uint32_t work(uint32_t steps)
+/* compute_work runs steps of xorshift, each on the result of the previous one, as
+ * ../../kerbmods/work does. */
+static inline uint32_t compute_work(uint32_t steps)
 {
 	uint64_t x = 88172645463325252ULL;
 
@@ -160,31 +161,31 @@ static inline size_t answer_work(const void *in, size_t n, void *out)
 	if (n != sizeof(m))
 		return 0;
 	memcpy(&m, in, n);
-	if (m.op != GET_SPEED_LIMIT || m.value > MOST_STEPS)
+	if (m.op != GET_SPEED_LIMIT || m.value > MAX_STEPS)
 		return 0;
-	m = (struct speed){ REPLY, work(m.value) };
+	m = (struct speed){ REPLY, compute_work(m.value) };
 	memcpy(out, &m, sizeof(m));
 	return sizeof(m);
 }
 
-static inline size_t answer(enum protocol p, const void *in, size_t n, void *out)
+static inline size_t answer_request(enum protocol p, const void *in, size_t n, void *out)
 {
 	return p == COAP ? answer_coap(in, n, out) :
 	       p == WORK ? answer_work(in, n, out) :
 			   answer_speed(in, n, out);
 }
 
-/* Of the client, by the name of the protocol. */
+/* The client's steps and their result, from the name of the protocol. */
 static uint32_t work_steps, work_result;
 
 static inline void prepare_work(const char *name)
 {
 	work_steps = strchr(name, '/') ? atoi(strchr(name, '/') + 1) : 0;
-	work_result = work(work_steps);
+	work_result = compute_work(work_steps);
 }
 
-/* ask writes a request, of which only CoAP carries the number. */
-static inline size_t ask(enum protocol p, uint32_t number, uint8_t *out)
+/* write_request returns the length of the request. Only CoAP carries the number. */
+static inline size_t write_request(enum protocol p, uint32_t number, uint8_t *out)
 {
 	size_t path = sizeof(coap_path) - 1;
 
@@ -203,7 +204,7 @@ static inline size_t ask(enum protocol p, uint32_t number, uint8_t *out)
 	return 8 + path;
 }
 
-static inline bool right_speed(const uint8_t *in, size_t n)
+static inline bool valid_speed(const uint8_t *in, size_t n)
 {
 	struct speed m;
 
@@ -213,16 +214,16 @@ static inline bool right_speed(const uint8_t *in, size_t n)
 	return m.op == REPLY && m.value >= 30 && m.value <= 120;
 }
 
-/* curved reports whether a right answer is neither the highest nor the lowest limit. */
-static inline bool curved(const uint8_t *in, size_t n)
+/* on_curve reports whether an answer is valid and between the lowest and the highest limit. */
+static inline bool on_curve(const uint8_t *in, size_t n)
 {
 	struct speed m;
 
 	memcpy(&m, in, sizeof(m));
-	return right_speed(in, n) && m.value > 30 && m.value < 120;
+	return valid_speed(in, n) && m.value > 30 && m.value < 120;
 }
 
-static inline bool right_work(const uint8_t *in, size_t n)
+static inline bool valid_work(const uint8_t *in, size_t n)
 {
 	struct speed m;
 
@@ -232,7 +233,7 @@ static inline bool right_work(const uint8_t *in, size_t n)
 	return m.op == REPLY && m.value == work_result;
 }
 
-static inline bool right_coap(const uint8_t *in, size_t n)
+static inline bool valid_coap(const uint8_t *in, size_t n)
 {
 	size_t value = sizeof(COAP_VALUE) - 1;
 
@@ -241,8 +242,8 @@ static inline bool right_coap(const uint8_t *in, size_t n)
 	       !memcmp(in + n - value, COAP_VALUE, value);
 }
 
-/* right reports whether an answer is one to a request of ask. */
-static inline bool right(enum protocol p, const uint8_t *in, size_t n)
+/* valid_answer reports whether an answer is valid for a request of write_request. */
+static inline bool valid_answer(enum protocol p, const uint8_t *in, size_t n)
 {
-	return p == COAP ? right_coap(in, n) : p == WORK ? right_work(in, n) : right_speed(in, n);
+	return p == COAP ? valid_coap(in, n) : p == WORK ? valid_work(in, n) : valid_speed(in, n);
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A user-space tunnel on a TUN device, as a reference for `kerb bench tunnel`: what the device
- * gives goes to the peer in UDP, and what the peer sends goes into the device.
+/* A user-space tunnel on a TUN device, as a reference for `kerb bench tunnel`: packets of the
+ * device are sent to the peer in UDP, and received ones are written to the device.
  *
  *	tun DEVICE LOCAL PEER PORT MTU
  *
- * A queue and two threads per CPU. Segmentation and checksums are left to the kernel: a large
- * packet comes out of the device whole (virtio-net header), is sent by one system call as datagrams
- * of MTU bytes (UDP_SEGMENT, Linux 4.18), and is received by one (UDP_GRO, 5.0), if the network in
- * between kept the datagrams together; those that it did not are lost, and TCP sends them again. */
+ * A queue and two threads per CPU. Segmentation and checksums are offloaded to the kernel: a large
+ * packet is read from the device whole (virtio-net header), sent by one system call as datagrams of
+ * MTU bytes (UDP_SEGMENT, Linux 4.18), and received by one (UDP_GRO, 5.0) if the network in between
+ * kept the datagrams together. Otherwise they are lost, and TCP retransmits. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,7 +30,7 @@
 #define UDP_GRO 104
 #endif
 
-#define LARGEST 65507
+#define MAX_PACKET 65507
 
 struct queue {
 	int device, socket;
@@ -38,7 +38,7 @@ struct queue {
 
 static int mtu;
 
-static socklen_t parse(const char *text, int port, struct sockaddr_storage *to)
+static socklen_t parse_address(const char *text, int port, struct sockaddr_storage *to)
 {
 	struct sockaddr_in *a4 = (void *)to;
 	struct sockaddr_in6 *a6 = (void *)to;
@@ -58,14 +58,14 @@ static socklen_t parse(const char *text, int port, struct sockaddr_storage *to)
 	return sizeof(*a6);
 }
 
-/* A pair of ports per queue: queue i talks to queue i of the peer. */
+/* A port per queue: queue i sends to queue i of the peer. */
 static int open_socket(const char *local, const char *peer, int port)
 {
 	struct sockaddr_storage a, b;
-	socklen_t len = parse(local, port, &a);
+	socklen_t len = parse_address(local, port, &a);
 	int fd = socket(a.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0), one = 1, size = 8 << 20;
 
-	parse(peer, port, &b);
+	parse_address(peer, port, &b);
 	if (fd < 0 || bind(fd, (void *)&a, len) || connect(fd, (void *)&b, len))
 		die("socket");
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size));
@@ -76,20 +76,20 @@ static int open_socket(const char *local, const char *peer, int port)
 	return fd;
 }
 
-/* A peer that is not there yet, or a full buffer, is a loss. */
+/* is_loss reports whether an error means a lost packet: no peer yet, or a full buffer. */
 static int is_loss(void)
 {
 	return errno == ECONNREFUSED || errno == ENOBUFS || errno == EINVAL || errno == EMSGSIZE ||
 	       errno == EINTR;
 }
 
-static void *out(void *arg)
+static void *forward_to_peer(void *arg)
 {
 	struct queue *q = arg;
-	char *packet = malloc(LARGEST);
+	char *packet = malloc(MAX_PACKET);
 
 	for (;;) {
-		ssize_t len = read(q->device, packet, LARGEST);
+		ssize_t len = read(q->device, packet, MAX_PACKET);
 
 		if (len < 0 && errno != EINTR)
 			die("read");
@@ -99,7 +99,7 @@ static void *out(void *arg)
 	return 0;
 }
 
-static void *in(void *arg)
+static void *forward_to_device(void *arg)
 {
 	struct queue *q = arg;
 	char *packet = malloc(1 << 16);
@@ -128,9 +128,10 @@ int main(int argc, char **argv)
 	for (long i = 0; i < queues; i++) {
 		struct queue *q = malloc(sizeof(*q));
 
-		q->device = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE, 0);
+		q->device = tun_open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE, 0);
 		q->socket = open_socket(argv[2], argv[3], atoi(argv[4]) + i);
-		if (pthread_create(&thread, 0, out, q) || pthread_create(&thread, 0, in, q))
+		if (pthread_create(&thread, 0, forward_to_peer, q) ||
+		    pthread_create(&thread, 0, forward_to_device, q))
 			die("thread");
 	}
 	puts("ready");
