@@ -229,7 +229,7 @@ func TestObject(t *testing.T) {
 	}
 }
 
-// The remaining time is the expected one until some rounds are complete, and then estimated from these.
+// Until some rounds are complete, the remaining time is the expected one. Then it is estimated from these rounds.
 func TestTimeLeft(t *testing.T) {
 	var progress bytes.Buffer
 	run := NewRun(Experiment{Name: "x"}, false, 4, []string{"a", "b"}, &progress)
@@ -254,8 +254,8 @@ func TestTimeLeft(t *testing.T) {
 	}
 }
 
-// A config that cannot be measured here is left out with a note. Opened configs are closed in reverse order, also if a
-// later one cannot be opened.
+// A config that cannot be measured is left out with a note. Opened configs are closed in reverse order, also after a
+// later one failed to open.
 func TestInterleaveOpens(t *testing.T) {
 	var events []string
 	opening := func(config string, wrong error) Trial {

@@ -16,11 +16,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// ErrNotBuilt is wrapped when the tool was built without the compiled data
-// planes of its references.
+// ErrNotBuilt is wrapped if the program was built without the compiled data planes of the references.
 var ErrNotBuilt = errors.New("not built in; run `make bpf`, then build again")
 
-// Object reads a compiled data plane out of a package's embedded files.
+// Object reads a compiled data plane from a package's embedded files.
 func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
 	data, err := fs.ReadFile(files, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -36,9 +35,9 @@ func Object(files fs.FS, name string) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-// HaveTCX returns why TCX cannot be used: it came with Linux 6.6.
+// HaveTCX returns an error if the kernel has no TCX (Linux 6.6).
 func HaveTCX() error {
-	const loopback = 1 // exists in every namespace; only queried
+	const loopback = 1 // exists in every namespace; it is only queried
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err
 }
@@ -60,7 +59,7 @@ func AttachXDP(ns *netlab.Namespace, nic string, p *ebpf.Program) (l link.Link, 
 	return l, err
 }
 
-// AddClsact prepares an interface of the thread's namespace for filters. Deleting the qdisc removes these.
+// AddClsact adds a clsact qdisc to an interface in the thread's namespace. Deleting the qdisc removes its filters.
 func AddClsact(ifindex int) (*netlink.Clsact, error) {
 	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
 
-// The tables of docs/benchmarks.md about chains, with the list of goals that are missed, are those of the kept report.
+// The tables of chains in docs/benchmarks.md, with the list of missed goals, match the kept report.
 func TestChainTables(t *testing.T) {
 	report, err := readReport("../docs/figures/chain.json.gz")
 	if err != nil {
@@ -26,10 +26,10 @@ type chainCells struct{ *Report }
 
 var modules = []float64{1, 2, 4, 8, 16}
 
-// column is a config on a kind of load.
+// column is a config and a kind of load.
 type column struct{ config, kind string }
 
-// find returns a cell, whose metric is there once for each load.
+// find returns the cell of a metric with one stat per load.
 func (r chainCells) find(config, load, metric string) Cell {
 	c, ok := r.Find(config, load, metric, "p50")
 	if !ok {
@@ -41,7 +41,7 @@ func (r chainCells) find(config, load, metric string) Cell {
 	return c
 }
 
-// packet is the time of a packet in ns, without the test run's own.
+// packet returns the time of a packet in ns, without the overhead of the test run.
 func (r chainCells) packet(config, kind string, n float64) float64 {
 	return n * r.find(config, fmt.Sprintf("%s/%v", kind, n), "per_module").Value
 }
@@ -94,8 +94,8 @@ func (r chainCells) times() (out string) {
 	return out + fmt.Sprintf("A test run's own time, which is not in them, is %s ns on XDP.\n", tenths(own))
 }
 
-// misses lists the loads that miss a goal, with what misses it: at most 1.10 times the hand-written program, or 1 ns
-// more with counts and up to two modules; and not slower than the alternatives, by the lower quartile.
+// misses lists the loads that miss a goal, and the ratio. The goals: at most 1.10 times the hand-written program, or 1
+// ns more with counts and up to two modules; and, by the lower quartile, not slower than the alternatives.
 func (r chainCells) misses() string {
 	rows := ""
 	for _, kind := range []string{"xdp", "xdp-ipv6", "tc", "tc-ipv6", "tc-run", "tc-run-ipv6"} {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Closers closes resources in reverse order, since labs that are still in use cannot be removed. It is embedded in what
-// experiments set up. The zero value is empty.
+// Closers closes resources in reverse order, since labs that are still in use cannot be removed. Experiments embed it
+// in their setups. The zero value is empty.
 type Closers []func() error
 
 // Later adds a function that Close calls before those added earlier.

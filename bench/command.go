@@ -32,7 +32,7 @@ func Command() *cobra.Command {
 		Short: "Compare Kerb with other implementations on this machine",
 		Long: "Every experiment creates hosts in network namespaces, measures Kerb and the implementations it is\n" +
 			"compared with in alternating rounds, and prints tables. Needs root and an otherwise idle machine.",
-		Args: cobra.NoArgs, // a name that is misspelt
+		Args: cobra.NoArgs, // rejects misspelt names
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(sweepCommand(), plotCommand(), tableCommand(), compareCommand())
@@ -137,7 +137,7 @@ func (e Experiment) Measure(ctx context.Context, run *Run) error {
 	machine.end(os.DirFS("/"))
 	if stolen, all := run.report.stolenRounds(); stolen > 0 {
 		run.Note("in %d of %d rounds the hypervisor stole more than %d%% of the CPU time: the metric steal lists it for "+
-			"each round, in the same order as the other metrics", stolen, all, mostSteal)
+			"each round, in the same order as the other metrics", stolen, all, maxSteal)
 	}
 	if ctx.Err() != nil {
 		err = errors.New("interrupted; the next run cleans up what is left")

@@ -38,7 +38,7 @@ func compareCommand() *cobra.Command {
 	return cmd
 }
 
-// compare prints a table per metric and stat, of the cells that both reports have.
+// compare prints a table per metric and stat, with the cells that are in both reports.
 func compare(w io.Writer, a, b *Report) error {
 	if a.Experiment != b.Experiment {
 		return fmt.Errorf("the reports are of different experiments, %s and %s", a.Experiment,
@@ -80,7 +80,7 @@ func ratio(a, b float64) string {
 	return fmt.Sprintf("%.2f", b/a)
 }
 
-// text is the value with the spread of its rounds.
+// text returns the value with the spread of its rounds.
 func (c Cell) text() string {
 	if len(c.Rounds) < 2 {
 		return number(c.Value)

@@ -61,10 +61,10 @@ func (p Programs) Add(ctx context.Context, source string, flags ...string) error
 // Close removes the directory.
 func (p Programs) Close() error { return tempdir.Remove(p.Dir) }
 
-// CompileC copies files to a directory and compiles each C source there, optimised for this machine: references in user
-// space are in C, so that the language does not slow them down. All sources can include headers of include/. A source
-// followed by directories of dir, as in "src/a.c lib", can include their headers and is linked with their sources.
-// Program(dir, source) is the result.
+// CompileC copies files to a directory and compiles each C source there, optimised for this machine. References in user
+// space are written in C, so that the language does not slow them down. All sources can include headers of include/. A
+// source followed by directories of dir, as in "src/a.c lib", can include their headers and is linked with their
+// sources. Program(dir, source) is the result.
 func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
 	for _, all := range []fs.FS{files, headers} {
 		if err := os.CopyFS(dir, all); err != nil {
@@ -82,7 +82,7 @@ func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) e
 	return group.Wait()
 }
 
-// makeProgram takes the program from where it is kept, if there is such a place.
+// makeProgram compiles a program, or links the cached one if ProgramCacheEnv is set.
 func makeProgram(ctx context.Context, dir, hash string, words []string) error {
 	program := Program(dir, words[0])
 	if os.Getenv(ProgramCacheEnv) == "" {
@@ -101,7 +101,7 @@ func makeProgram(ctx context.Context, dir, hash string, words []string) error {
 	return os.Symlink(kept, program)
 }
 
-// hashOf is of the names and contents of all files.
+// hashOf returns a hash of the names and contents of all files.
 func hashOf(files fs.FS) (string, error) {
 	sum := sha256.New()
 	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {

@@ -34,7 +34,7 @@ type Experiment struct {
 
 var experiments = map[string]Experiment{}
 
-// Register adds an experiment. Call it from init. It panics if the name is taken.
+// Register adds an experiment. Call it from init. It panics on a duplicate name.
 func Register(e Experiment) {
 	if _, taken := experiments[e.Name]; taken {
 		panic("bench: two experiments have the name " + e.Name)
@@ -50,7 +50,7 @@ func Find(name string) (Experiment, bool) {
 
 func names() []string { return slices.Sorted(maps.Keys(experiments)) }
 
-// pick resolves --loads; a load is named in full, or by a pattern such as veth/*, which takes them in their own order.
+// pick resolves --loads: names, or patterns such as veth/*, whose matches keep the order of the experiment.
 func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
 	if len(wanted) == 0 {
 		if quick {

@@ -15,22 +15,22 @@ import (
 	"gonum.org/v1/plot/plotter"
 )
 
-// Bin is how many values were up to one, and above that of the bin before. In JSON it is a pair.
+// Bin is the number of values up to UpTo and above that of the previous bin. In JSON it is a pair.
 type Bin struct {
 	UpTo  float64
 	Count uint64
 }
 
-// MarshalJSON writes the pair.
+// MarshalJSON implements json.Marshaler.
 func (b Bin) MarshalJSON() ([]byte, error) { return json.Marshal([2]any{b.UpTo, b.Count}) }
 
-// UnmarshalJSON reads it.
+// UnmarshalJSON implements json.Unmarshaler.
 func (b *Bin) UnmarshalJSON(data []byte) error {
 	return json.Unmarshal(data, &[2]any{&b.UpTo, &b.Count})
 }
 
-// Histogram is the distribution of a metric over all rounds. Histograms of a group are plotted together with the
-// baseline's.
+// Histogram is the distribution of a metric over all rounds. Histograms of a group are plotted together with that of
+// the baseline.
 type Histogram struct {
 	Config string `json:"config"`
 	Group  string `json:"group"`
@@ -61,10 +61,10 @@ func (r *Run) Spread(round Histogram) {
 	}
 }
 
-// tails are the values of which WriteTable shows the shares above, in a histogram's unit.
+// tails are the thresholds, in a histogram's unit, for which WriteTable shows the fraction of values above.
 var tails = []float64{3, 10, 30, 100, 300, 1000}
 
-// above is the share of all rounds' values in bins that reach above a limit.
+// above returns the fraction of all rounds' values in bins that reach above a limit.
 func (h Histogram) above(limit float64) float64 {
 	var all, above uint64
 	for _, b := range h.Bins {
@@ -97,8 +97,8 @@ func (r *Report) writeTails(w io.Writer) error {
 	return tw.Flush()
 }
 
-// writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so
-// that the few late ones are visible next to the many others.
+// writeHistograms draws a plot for each load, metric and group: a line for each config, both axes logarithmic, so that
+// rare large values are visible.
 func (r *Report) writeHistograms(dir string, wanted func(string) bool) error {
 	drawn := map[string]bool{}
 	for _, h := range r.Histograms {
@@ -114,7 +114,7 @@ func (r *Report) writeHistograms(dir string, wanted func(string) bool) error {
 	return nil
 }
 
-// saveHistogram draws one and its group.
+// saveHistogram draws a histogram and the others of its group.
 func (r *Report) saveHistogram(first Histogram, path string) error {
 	return saveSVG(path, func(p *plot.Plot) error { return r.addHistogram(p, first) })
 }

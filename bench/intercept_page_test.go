@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
 
-// The tables of docs/benchmarks.md and docs/realtime.md about intercept are those of the kept report.
+// The tables of intercept in docs/benchmarks.md and docs/realtime.md match the kept report.
 func TestInterceptTables(t *testing.T) {
 	report, err := readReport("../docs/figures/intercept.json.gz")
 	if err != nil {
@@ -23,7 +23,7 @@ func TestInterceptTables(t *testing.T) {
 
 type interceptCells struct{ *Report }
 
-// duel is one of Kerb's receivers and the socket that waits in the same way.
+// duel is a pair of one of Kerb's receivers and a socket with the same way of waiting.
 type duel struct{ name, ring, socket string }
 
 var duels = []duel{
@@ -42,8 +42,8 @@ var interceptLoads = []string{"1024/3k/idle", "1024/3k/stress", "512/6k/idle", "
 // interceptFigures are the rows of a load.
 var interceptFigures = []string{"p50", "p99", "% above 100", "CPU"}
 
-// value is a figure of a receiver. The share above 100 us is of all packets of the report's histogram, whose bins have
-// their bounds near it for clock-fifo, which receives no packets.
+// value returns a figure of a receiver. The fraction above 100 us is that of all packets in the report's histogram. For
+// clock-fifo, which receives no packets, it comes from the bins with bounds near 100 us.
 func (r interceptCells) value(config, load, figure string) float64 {
 	switch figure {
 	case "CPU":
@@ -105,7 +105,7 @@ func (r interceptCells) delays() string {
 	return out
 }
 
-// plain is the library with its default options against a plain socket.
+// plain compares the library with default options with a plain socket.
 func (r interceptCells) plain() string {
 	figures := interceptFigures[:3]
 	out := head(append([]string{"load"}, figures...)...)
@@ -124,7 +124,7 @@ func (r interceptCells) plain() string {
 	return out
 }
 
-// pairs counts in how many pairs of the same way to wait the ring has the lower figure.
+// pairs counts the pairs with the same way of waiting in which the ring has the lower figure.
 func (r interceptCells) pairs() string {
 	out := head(append([]string{"the ring is lower than the socket that waits in the same way"}, interceptFigures...)...)
 	for _, kind := range []struct {

@@ -24,27 +24,26 @@ type Machine struct {
 	// Interrupts is the mask of CPUs, in hexadecimal, that handle interrupts of new devices.
 	Interrupts string  `json:"interrupts,omitempty"`
 	Load       float64 `json:"load"` // before the run: average over a minute, in runnable tasks, of the run before it, too
-	// Busy is the share of CPU time that was used during the last second before the run, in %. Reports of earlier
-	// versions have none.
+	// Busy is the CPU utilisation during the last second before the run, in %. Reports of earlier versions lack it.
 	Busy  *float64 `json:"busy,omitempty"`
 	Steal float64  `json:"steal"` // during the run: share of CPU time that the hypervisor gave to others, in %
 
 	before cpuTimes
 }
 
-// mostBusy is the share of CPU time, in %, that others may use: more disturbs figures.
-const mostBusy = 10
+// maxBusy is the percentage of CPU time that other processes may use without a warning.
+const maxBusy = 10
 
-// mostSteal is the share of CPU time, in %, that the hypervisor may give to others during a round, or a run.
-const mostSteal = 1
+// maxSteal is the percentage of CPU time that the hypervisor may steal during a round, or a run, without a warning.
+const maxSteal = 1
 
-// cpuTimes are of all CPUs since boot, in clock ticks.
+// cpuTimes are the times of all CPUs since boot, in clock ticks.
 type cpuTimes struct{ idle, steal, all float64 }
 
 // ThisMachine returns a description of this machine.
 func ThisMachine() string { return readMachine(os.DirFS("/")).String() }
 
-// readMachine reads a machine from its root directory. What is not there stays empty.
+// readMachine reads the description from a root directory. Fields without a source remain empty.
 func readMachine(root fs.FS) *Machine {
 	m := &Machine{Governor: line(root, "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
 		Interrupts: line(root, "proc/irq/default_smp_affinity"), before: readCPUTimes(root)}
@@ -84,7 +83,7 @@ func (m *Machine) end(root fs.FS) {
 	m.Steal = readCPUTimes(root).stolen(m.before)
 }
 
-// stolen is the share of CPU time since before, in %, that the hypervisor gave to others.
+// stolen returns the percentage of CPU time since before that the hypervisor has stolen.
 func (t cpuTimes) stolen(before cpuTimes) float64 {
 	all := t.all - before.all
 	if all <= 0 {
@@ -104,7 +103,7 @@ func readCPUTimes(root fs.FS) (t cpuTimes) {
 	for i, field := range strings.Fields(first) {
 		ticks, err := strconv.ParseFloat(field, 64)
 		if err != nil || i > 8 {
-			continue // the name, and guests' time, which is in user and nice already
+			continue // the name, and guest time, which user and nice include
 		}
 		t.all += ticks
 		switch i {
@@ -150,10 +149,10 @@ func (m *Machine) warnings(cpus int) (all []string) {
 	switch {
 	case m.Busy == nil && m.Load > 0.3*float64(cpus):
 		all = append(all, fmt.Sprintf("load average %.2f before the run: other programs use the CPUs", m.Load))
-	case m.Busy != nil && *m.Busy > mostBusy:
+	case m.Busy != nil && *m.Busy > maxBusy:
 		all = append(all, fmt.Sprintf("the CPUs were %.0f%% busy before the run: other programs use them", *m.Busy))
 	}
-	if m.Steal > mostSteal {
+	if m.Steal > maxSteal {
 		all = append(all, fmt.Sprintf("the hypervisor stole %.1f%% of the CPU time during the run", m.Steal))
 	}
 	return all

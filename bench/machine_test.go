@@ -29,7 +29,7 @@ func TestMachine(t *testing.T) {
 	if got := m.String(); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
-	if m.Steal != 20 { // of 100 ticks, without the guests' time
+	if m.Steal != 20 { // of 100 ticks, without guest time
 		t.Errorf("steal %v%%, want 20", m.Steal)
 	}
 	if got := (&Report{Machine: m}).Where(); !strings.HasSuffix(got, want+", steal 20.0%") {
@@ -38,7 +38,7 @@ func TestMachine(t *testing.T) {
 	if got := m.warnings(2); len(got) != 3 {
 		t.Errorf("warnings %q, want governor, load and steal", got)
 	}
-	for _, busy := range []float64{8, 40} { // of 100 ticks; in 2 a disk is waited for
+	for _, busy := range []float64{8, 40} { // of 100 ticks; 2 are iowait
 		set("proc/stat", "cpu  0 0 0 0 0 0 0 0 0 0\n")
 		m := readMachine(root)
 		m.observe(root, func() {

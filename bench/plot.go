@@ -19,9 +19,9 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one per
-// metric and stat: lines over the number at the end of the loads' names (tc/1, echo-64K), one file per word before
-// it, or bars where loads are not numbers.
+// writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one plot per
+// metric and stat: lines over the number at the end of the loads' names (tc/1, echo-64K), with one file per prefix, or
+// bars for loads without a number.
 func (r *Report) writePlots(dir string, wanted func(name string) bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (t *table) figures() []figure {
 
 var loadNumber = regexp.MustCompile(`^(?:(.*)[/-])?([0-9]+)([KM]?)$`)
 
-// splitLoad takes "tc/8" apart into "tc" and 8, "echo-64K" into "echo" and 65536. What has no number is of no family.
+// splitLoad splits "tc/8" into "tc" and 8, "echo-64K" into "echo" and 65536. A load without a number has no family.
 func splitLoad(load string) (family string, n float64, ok bool) {
 	parts := loadNumber.FindStringSubmatch(load)
 	if parts == nil {
@@ -109,7 +109,7 @@ func (f figure) draw(r *Report, p *plot.Plot) error {
 	return nil
 }
 
-// addLines puts loads that are far apart at the distance of their logarithms. The ticks are the loads themselves.
+// addLines draws lines, with a logarithmic axis for loads that are far apart. The ticks are the loads themselves.
 func (f figure) addLines(p *plot.Plot) error {
 	logarithmic := f.spread() > 100
 	for i, config := range f.configs {
@@ -177,7 +177,7 @@ func (f figure) addBars(p *plot.Plot) error {
 	return nil
 }
 
-// addBars adds bar i of n at each place, side by side.
+// addBars draws bar i of n of each group.
 func addBars(p *plot.Plot, name string, values plotter.Values, width vg.Length, i, n int) error {
 	bars, err := plotter.NewBarChart(values, width)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// plotFlags are what `bench plot` takes.
+// plotFlags are the flags of `bench plot`.
 type plotFlags struct {
 	dir  string
 	only []string
@@ -73,7 +73,7 @@ func (f plotFlags) draw(file string) error {
 	return nil
 }
 
-// selection is which cells of a report are shown: all, unless configs or loads are named.
+// selection filters the cells of a report by configs and loads; by default it selects all.
 type selection struct{ configs, loads []string }
 
 func (f *selection) flags(cmd *cobra.Command) {
@@ -82,7 +82,7 @@ func (f *selection) flags(cmd *cobra.Command) {
 		"several")
 }
 
-// pick returns the cells that are to be shown, in the order of the configs.
+// pick returns the selected cells in the order of the configs.
 func (f selection) pick(cells []Cell) (picked []Cell) {
 	for _, c := range cells {
 		if (len(f.configs) == 0 || slices.Contains(f.configs, c.Config)) && (len(f.loads) == 0 || matches(f.loads, c.Load)) {

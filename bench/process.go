@@ -14,7 +14,7 @@ import (
 // Process is a program that runs until it is stopped.
 type Process struct {
 	Cmd    *exec.Cmd
-	Out    *bufio.Reader // what it writes after its first line
+	Out    *bufio.Reader // output after the first line
 	Stderr bytes.Buffer
 }
 

@@ -17,10 +17,10 @@ type Ratio struct {
 	Upper  float64 `json:"upperQuartile"`
 }
 
-// totals are stats over all rounds together.
+// totals are stats over all rounds, not medians of rounds.
 var totals = []string{"sum", "max", "min"}
 
-// ratioTo divides a cell by another: only the values where their rounds are not pairs.
+// ratioTo divides a cell by another, round by round, or only the values if the numbers of rounds differ.
 func (c Cell) ratioTo(base Cell) (r Ratio, ok bool) {
 	if base.Value == 0 {
 		return r, false
@@ -37,7 +37,7 @@ func (c Cell) ratioTo(base Cell) (r Ratio, ok bool) {
 	return Ratio{Median(ratios), Percentile(ratios, 25), Percentile(ratios, 75)}, true
 }
 
-// setRatios compares all cells with those of the baseline that the report has.
+// setRatios sets the ratios of all cells to the baseline's cells in the report.
 func (r *Report) setRatios() {
 	for i := range r.Cells {
 		c := &r.Cells[i]

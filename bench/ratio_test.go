@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Ratios are those of rounds next to each other: a machine that becomes twice as slow in the middle changes none.
+// Ratios are computed from adjacent rounds: a machine that slows down by half during the run changes none.
 func TestRatios(t *testing.T) {
 	cell := func(stat string, value float64, rounds ...float64) Cell {
 		return Cell{Stat: stat, Value: value, Rounds: rounds}
@@ -33,7 +33,7 @@ func TestRatios(t *testing.T) {
 	}
 }
 
-// A kept report says whether a config is not slower, also if the baseline is not shown.
+// The table of a kept report shows whether a config is not slower, also without the baseline.
 func TestTableCommand(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "toy.json.gz")
 	cell := func(config, load string, rounds ...float64) Cell {

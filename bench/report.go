@@ -52,7 +52,7 @@ type Report struct {
 	// Unsound lists the reasons why the run is invalid.
 	Unsound []string `json:"unsound,omitempty"`
 
-	title, x string // of plots, instead of what their names say
+	title, x string // of plots, instead of those from their names
 }
 
 func newReport(e Experiment, quick bool) *Report {
@@ -91,8 +91,8 @@ func (r *Report) Warnings() []string {
 	return r.Machine.warnings(r.CPUs)
 }
 
-// stolenRounds counts the rounds in which the hypervisor gave more of the CPUs' time to others than it may, of all that
-// have the figure. Reports of earlier versions have none.
+// stolenRounds counts the rounds with too much steal time, and all rounds with this figure. Reports of earlier versions
+// have none.
 func (r *Report) stolenRounds() (stolen, all int) {
 	for _, c := range r.Cells {
 		if c.Metric != stealMetric {
@@ -100,7 +100,7 @@ func (r *Report) stolenRounds() (stolen, all int) {
 		}
 		all += len(c.Rounds)
 		for _, steal := range c.Rounds {
-			if steal > mostSteal {
+			if steal > maxSteal {
 				stolen++
 			}
 		}
@@ -140,7 +140,7 @@ func (r *Report) Err() error {
 	return fmt.Errorf("%w: %s", ErrInvalid, r.Unsound[0])
 }
 
-// compressed is how the name of a report ends that is compressed by gzip.
+// compressed is the suffix of reports that are compressed with gzip.
 const compressed = ".gz"
 
 // WriteJSON replaces a file atomically, compressed if its name ends in .gz.
@@ -169,7 +169,7 @@ func readReport(path string) (*Report, error) {
 	return report, ReadJSON(path, report)
 }
 
-// ReadJSON reads what WriteJSON has written.
+// ReadJSON reads a file of WriteJSON.
 func ReadJSON(path string, value any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -17,17 +17,17 @@ import (
 // MinRounds is the minimum number of rounds of each trial.
 const MinRounds = 5
 
-// Sample is one result of one round. Rounds are merged by stat: "sum", "max" and "min" over all rounds, and the median
-// for all other stats.
+// Sample is one result of one round. Rounds are merged by stat: "sum", "max" and "min" over all rounds, the median for
+// other stats.
 type Sample struct {
 	Metric, Stat, Unit string
 	Value              float64
 }
 
-// P50 returns a sample of which the median over the rounds counts.
+// P50 returns a sample that is merged by the median over the rounds.
 func P50(metric, unit string, value float64) Sample { return Sample{metric, "p50", unit, value} }
 
-// Count returns a number of events, which is summed up over the rounds.
+// Count returns a number of events, which is summed over the rounds.
 func Count(metric string, n uint64) Sample { return Sample{metric, "sum", "count", float64(n)} }
 
 // ErrLeftOut is wrapped by the error of a config that cannot be measured on this machine.
@@ -37,9 +37,8 @@ var ErrLeftOut = errors.New("cannot be measured here")
 type Trial struct {
 	Config  string
 	Measure func(ctx context.Context) ([]Sample, error)
-	// Load is the load under which the costs of a round are recorded for a trial that returns no samples, but records them
-	// itself under other loads. If it is empty, costs are recorded under the run's load with samples, and not at all
-	// without.
+	// Load is the load of the recorded costs for a trial that returns no samples but records them itself under other
+	// loads. If it is empty, costs are recorded with samples under the run's load, and not without samples.
 	Load string
 	// Open sets up the config before the first round of all configs. The returned closer, which may be nil, is closed
 	// after the last round. Open may be nil. Errors for LeftOut skip the config.
@@ -48,7 +47,7 @@ type Trial struct {
 
 // Run is one execution of an experiment.
 type Run struct {
-	// Quick asks for short measurements: the whole run fits in 45 seconds.
+	// Quick requests short measurements: the whole run takes at most 45 seconds.
 	Quick bool
 	// Rounds is the number of rounds of each trial, at least MinRounds.
 	Rounds int
@@ -67,7 +66,7 @@ type Run struct {
 	// Expected is the expected duration of the run, for its progress; 0 if unknown.
 	Expected time.Duration
 
-	done     float64   // share of the rounds
+	done     float64   // fraction of the rounds
 	began    time.Time // the first round
 	finished int       // loads
 	loads    []string
@@ -76,7 +75,7 @@ type Run struct {
 	start    time.Time
 }
 
-// NewRun returns a run of some of an experiment's loads. The command calls it for experiments; only tests call it
+// NewRun returns a run of some of an experiment's loads. Experiments receive it from the command; only tests call it
 // directly.
 func NewRun(e Experiment, quick bool, rounds int, loads []string, progress io.Writer) *Run {
 	return &Run{Quick: quick, Rounds: rounds, loads: loads, report: newReport(e, quick), progress: progress,
@@ -86,7 +85,7 @@ func NewRun(e Experiment, quick bool, rounds int, loads []string, progress io.Wr
 // Report returns the results so far.
 func (r *Run) Report() *Report { return r.report }
 
-// Loads are the loads to measure, in order.
+// Loads returns the loads to measure, in order.
 func (r *Run) Loads() []string { return r.loads }
 
 // Interleave measures the trials in the order A B C, C B A, A B C ..., and records their samples. A temporary slowdown
@@ -114,7 +113,7 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err
 			part := float64(round*len(trials)+i) / float64(r.Rounds*len(trials))
 			r.done = (float64(r.finished) + part) / float64(max(1, len(r.loads)))
 			r.Progress("%s round %d/%d %s", load, round+1, r.Rounds, t.Config)
-			samples, err := t.measureAll(ctx)
+			samples, err := t.measureWithCosts(ctx)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", t.Config, load, err)
 			}
@@ -122,12 +121,12 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err
 		}
 	}
 	if r.Bystander {
-		return r.bystanders(ctx, load, trials)
+		return r.measureBystanders(ctx, load, trials)
 	}
 	return nil
 }
 
-// open sets up the trials that are wanted, and returns those that can be measured.
+// open sets up the selected trials, and returns those that can be measured.
 func (r *Run) open(trials []Trial, opened *Closers) (ready []Trial, err error) {
 	for _, t := range trials {
 		if !r.Wants(t.Config) {
@@ -195,7 +194,7 @@ func (r *Run) Note(format string, args ...any) {
 	}
 }
 
-// Invalidate marks the run as invalid. It continues, so that the report shows the other figures.
+// Invalidate marks the run as invalid. The run continues, so that the report shows the other figures.
 func (r *Run) Invalidate(format string, args ...any) {
 	r.report.Unsound = append(r.report.Unsound, fmt.Sprintf(format, args...))
 }

@@ -36,10 +36,10 @@ func (r *Run) Keep(config, load, metric, unit string, values []float64) {
 	(*all)[i].Rounds = append((*all)[i].Rounds, values)
 }
 
-// All are the values of all rounds.
+// All returns the values of all rounds.
 func (s Series) All() []float64 { return slices.Concat(s.Rounds...) }
 
-// Each is for each place in a round the median of the rounds that have it.
+// Each returns, for each position in a round, the median over the rounds that have it.
 func (s Series) Each() (medians []float64) {
 	places := 0
 	for _, round := range s.Rounds {
@@ -57,20 +57,20 @@ func (s Series) Each() (medians []float64) {
 	return medians
 }
 
-// Figure is a plot as a published work has it, of one metric.
+// Figure is a plot of one metric, in the form of a published work.
 type Figure struct {
-	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them; with Stat, of the rounds' values of it),
-	// cdf, each (a bar for each place in a round), regression (medians over the number in the loads' names), rates (lines
-	// over that number), histogram, or bars (a group for each load).
+	// Kind is box (Tukey's whiskers, up to 1.5 times the box; with Stat, of the rounds' values of it), cdf, each (a bar
+	// for each position in a round), regression (medians over the number in the loads' names), rates (lines over that
+	// number), histogram, or bars (a group for each load).
 	Kind         string
 	Name, Title  string
 	Metric, Stat string
 	Load, X      string
-	Below, Width float64  // of histograms: where the last bin ends, and how wide each is
+	Below, Width float64  // of histograms: upper bound of the last bin, and width of each
 	Logarithmic  bool     // of histograms: lines, with both axes logarithmic; of rates: the vertical axis
-	Step         float64  // of each: between two places; 0 stands for 1
-	Smooth       float64  // of each: weight of a value in the moving average that is shown; 0 shows values as they are
-	Computed     []Series // of each: shown in place of what a report has
+	Step         float64  // of each: distance of positions; 0 means 1
+	Smooth       float64  // of each: weight of a value in the moving average; 0: no average
+	Computed     []Series // of each: replaces the series of the report
 }
 
 // Draw writes a figure as path-light.svg and path-dark.svg.
@@ -103,7 +103,7 @@ func (r *Report) seriesOf(f Figure) (all []Series) {
 	return all
 }
 
-// roundsOf are the rounds' values of a stat.
+// roundsOf returns the rounds' values of a stat.
 func (r *Report) roundsOf(f Figure) (all []Series) {
 	for _, c := range r.Cells {
 		if c.Metric == f.Metric && c.Stat == f.Stat && (f.Load == "" || c.Load == f.Load) && len(c.Rounds) > 0 {
@@ -136,14 +136,14 @@ func (r *Report) addTukey(p *plot.Plot, f Figure) error {
 	}
 	p.NominalX(names...)
 	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
-	if f.Stat != "" { // rounds may be too few for a range
+	if f.Stat != "" { // few rounds may have no range
 		p.Y.Min, p.Y.Max = 0, 1.05*p.Y.Max
 	}
 	return nil
 }
 
-// farApart is the ratio of the largest to the smallest value above which the axis of a CDF is logarithmic.
-const farApart = 50
+// logScaleRatio is the ratio of the largest to the smallest value above which the axis of a CDF is logarithmic.
+const logScaleRatio = 50
 
 func (r *Report) addCDF(p *plot.Plot, f Figure) error {
 	p.Y.Label.Text, p.Y.Min, p.Y.Max, p.Legend.Top = "share of all values", 0, 1, false
@@ -158,7 +158,7 @@ func (r *Report) addCDF(p *plot.Plot, f Figure) error {
 		}
 		p.X.Label.Text = s.Unit
 	}
-	if p.X.Min > 0 && p.X.Max > farApart*p.X.Min {
+	if p.X.Min > 0 && p.X.Max > logScaleRatio*p.X.Min {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	}
 	return nil
@@ -176,7 +176,7 @@ func addLine(p *plot.Plot, name string, points plotter.XYs, i int, step plotter.
 	return nil
 }
 
-// addEach draws a point for each place and config, as bars of a hundred threads would be thinner than a line.
+// addEach draws points, since bars of a hundred threads would be thinner than a line.
 func (r *Report) addEach(p *plot.Plot, f Figure) error {
 	p.Y.Min = 0
 	for i, s := range r.seriesOf(f) {
@@ -194,7 +194,7 @@ func (r *Report) addEach(p *plot.Plot, f Figure) error {
 	return nil
 }
 
-// smooth is the exponentially weighted moving average, in which each value has a weight.
+// smooth returns the exponentially weighted moving average.
 func smooth(values []float64, weight float64) []float64 {
 	if weight == 0 {
 		return values
@@ -206,7 +206,7 @@ func smooth(values []float64, weight float64) []float64 {
 	return out
 }
 
-// addRates draws a line for each config. What is 0 is left out of a logarithmic axis.
+// addRates draws a line for each config. A logarithmic axis omits zeros.
 func (r *Report) addRates(p *plot.Plot, f Figure) error {
 	if p.Legend.Left = true; f.Logarithmic {
 		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
@@ -228,7 +228,7 @@ func (r *Report) addRates(p *plot.Plot, f Figure) error {
 		c, _ := r.find(func(c Cell) bool { return c.Config == config && c.Metric == f.Metric && c.Stat == f.Stat })
 		p.Y.Label.Text = c.Unit
 	}
-	if p.X.Min > 0 && p.X.Max > farApart*p.X.Min {
+	if p.X.Min > 0 && p.X.Max > logScaleRatio*p.X.Min {
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	}
 	return nil
@@ -237,7 +237,7 @@ func (r *Report) addRates(p *plot.Plot, f Figure) error {
 // Line is a straight line through points, by least squares.
 type Line struct{ Slope, Intercept float64 }
 
-// Regression fits a line to a metric over the number in the loads' names; ok is false of fewer than two loads.
+// Regression fits a line to a metric over the number in the loads' names; ok is false with fewer than two loads.
 func (r *Report) Regression(config, metric, stat string) (l Line, ok bool) {
 	points := r.overLoads(config, metric, stat)
 	if len(points) < 2 {
@@ -306,7 +306,7 @@ func (r *Report) addGroups(p *plot.Plot, f Figure) error {
 	return nil
 }
 
-// addFixedBins draws counts in bins of one width, side by side; what is later than the last is in it.
+// addFixedBins draws counts in bins of equal width; the last bin includes all larger values.
 func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
 	shown := r.histogramsOf(f)
 	if f.Logarithmic {
@@ -331,7 +331,7 @@ func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
 	return nil
 }
 
-// histogramsOf are one for each config, of all loads together if the figure names none.
+// histogramsOf returns one histogram per config, over all loads if the figure names none.
 func (r *Report) histogramsOf(f Figure) []Histogram {
 	all := &Run{report: &Report{}}
 	for _, h := range r.Histograms {
@@ -343,7 +343,7 @@ func (r *Report) histogramsOf(f Figure) []Histogram {
 	return all.report.Histograms
 }
 
-// fixed spreads the counts of bins, of which there are at least four for each doubling, evenly over their widths.
+// fixed distributes the counts of bins evenly over their widths. There are at least four bins per power of two.
 func (h Histogram) fixed(n int, width float64) plotter.Values {
 	values := make(plotter.Values, n+1)
 	var all, before float64

@@ -45,7 +45,7 @@ func TestFiguresOfWorks(t *testing.T) {
 		t.Error("a line without points")
 	}
 	got := r.Histograms[0].fixed(4, 5)
-	for i, want := range []float64{60, 5, 25, 0, 10} { // of those up to 12 a sixth is below 10
+	for i, want := range []float64{60, 5, 25, 0, 10} { // a sixth of those up to 12 is below 10
 		if math.Abs(got[i]-want) > 1e-9 {
 			t.Errorf("bins of 5 have %v %%", got)
 		}

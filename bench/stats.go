@@ -7,8 +7,7 @@ import (
 	"slices"
 )
 
-// Median is the middle value, or the mean of the two in the middle; NaN of
-// nothing. The input is left as it is.
+// Median returns the middle value, or the mean of the two middle values; NaN without values. It does not modify values.
 func Median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)
@@ -18,8 +17,8 @@ func Median(values []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// Percentile is the smallest value that at least p percent of the values do
-// not exceed (nearest rank); NaN of nothing.
+// Percentile returns the smallest value that at least p percent of the values do not exceed (nearest rank); NaN without
+// values.
 func Percentile(values []float64, p float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	if len(sorted) == 0 {
@@ -29,7 +28,7 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
-// MedianAnd99 are two samples of a metric: the median of values, and the percentile above which one in a hundred is.
+// MedianAnd99 returns two samples of a metric: p50 and p99 of values.
 func MedianAnd99(metric, unit string, values []float64) []Sample {
 	return []Sample{
 		P50(metric, unit, Median(values)),
@@ -37,7 +36,7 @@ func MedianAnd99(metric, unit string, values []float64) []Sample {
 	}
 }
 
-// Mean is the arithmetic mean; NaN of nothing.
+// Mean returns the arithmetic mean; NaN without values.
 func Mean(values []float64) float64 { return total(values) / float64(len(values)) }
 
 func total(values []float64) (sum float64) {
@@ -47,7 +46,7 @@ func total(values []float64) (sum float64) {
 	return sum
 }
 
-// Stddev is the sample standard deviation; 0 for fewer than two values.
+// Stddev returns the sample standard deviation; 0 for fewer than two values.
 func Stddev(values []float64) float64 {
 	if len(values) < 2 {
 		return 0
@@ -59,7 +58,7 @@ func Stddev(values []float64) float64 {
 	return math.Sqrt(squares / float64(len(values)-1))
 }
 
-// merge makes one value of the rounds' values, as the stat's name asks.
+// merge combines the rounds' values according to the stat.
 func merge(stat string, rounds []float64) float64 {
 	switch stat {
 	case "sum":

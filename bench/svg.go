@@ -19,7 +19,7 @@ const (
 	plotHeight = 10 * vg.Centimeter
 )
 
-// theme is how a plot looks alongside text that is dark on light or light on dark.
+// theme has the colours of plots for pages in light or dark mode.
 type theme struct {
 	name                  string
 	ink, grid, background color.Color
@@ -39,7 +39,7 @@ var palette = []color.Color{
 
 func colour(i int) color.Color { return palette[i%len(palette)] }
 
-// saveSVG has add fill a plot and writes it once for each theme, as path-light.svg and path-dark.svg.
+// saveSVG writes the plot that add fills, once for each theme: path-light.svg and path-dark.svg.
 func saveSVG(path string, add func(p *plot.Plot) error) error {
 	for _, t := range themes {
 		p := t.plot()
@@ -56,7 +56,7 @@ func saveSVG(path string, add func(p *plot.Plot) error) error {
 		if _, err := canvas.WriteTo(&svg); err != nil {
 			return err
 		}
-		// Where the font is missing, a browser would take one with serifs.
+		// Without the font, browsers would fall back to one with serifs.
 		text := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"),
 			[]byte("font-family:Liberation Sans,Arial,sans-serif;"))
 		if err := os.WriteFile(path+"-"+t.name+".svg", text, 0o644); err != nil {

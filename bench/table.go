@@ -13,14 +13,14 @@ import (
 	"text/tabwriter"
 )
 
-// table is the cells of one metric and stat: loads down, configs across.
+// table has the cells of one metric and stat: a row per load, a column per config.
 type table struct {
 	metric, stat, unit string
 	loads, configs     []string
 	cells              map[[2]string]Cell // by load, config
 }
 
-// tables splits a report in the order in which things were measured first.
+// tables splits a report, in the order of first measurement.
 func (r *Report) tables() []*table {
 	var all []*table
 	index := map[[2]string]*table{}
@@ -74,8 +74,7 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return err
 }
 
-// writeTables prints a table per metric and stat, or one with a line for each
-// where all is of one load.
+// writeTables prints a table per metric and stat, or a single table with a line for each if there is only one load.
 func (r *Report) writeTables(w io.Writer) error {
 	tables := r.tables()
 	if loads := r.loads(); len(loads) == 1 && len(tables) > 1 {
@@ -90,7 +89,7 @@ func (r *Report) writeTables(w io.Writer) error {
 	return nil
 }
 
-// values are the different values of a field of the cells, in their order.
+// values returns the distinct values of a field of the cells, in order.
 func (r *Report) values(of func(Cell) string) (all []string) {
 	for _, c := range r.Cells {
 		all = appendNew(all, of(c))
@@ -164,7 +163,7 @@ func (t *table) text(load, config string) string {
 	return text
 }
 
-// number prints three significant digits, whole numbers in full.
+// number formats three significant digits, and all digits of integers.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case v == math.Trunc(v) && a < 1e12:

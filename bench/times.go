@@ -2,7 +2,7 @@
 
 package bench
 
-// Times are how long something took, in us, as programs in C print them (include/histogram.h).
+// Times are durations in us, in the format of the C programs (include/histogram.h).
 type Times struct {
 	P1, P25, P50, P75, P99, Max, Mean, Stddev float64
 
@@ -10,7 +10,7 @@ type Times struct {
 	Bins []Bin
 }
 
-// Samples are the wanted stats, by their names.
+// Samples returns the named stats.
 func (t Times) Samples(metric string, stats ...string) []Sample {
 	values := map[string]float64{"p1": t.P1, "p25": t.P25, "p50": t.P50, "p75": t.P75, "p99": t.P99, "p99.9": t.P999,
 		"max": t.Max, "mean": t.Mean, "stddev": t.Stddev}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package accelerator implements `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's
-// accelerator, with redirection of every message, with the published design, and with AF_UNIX sockets as the limit.
-// Workloads are requests and replies, one-way streams, a file, Redis and HTTP, over loopback, between two services on a
-// bridge, through a proxy on the node, and through two sidecars. Client and server of the first three workloads are
-// written in C; the others are the real programs.
+// accelerator, with redirection of every message, with the published design, and with AF_UNIX sockets as the upper
+// limit. Workloads are requests and replies, one-way streams, a file, Redis and HTTP, over loopback, between two
+// services on a bridge, through a proxy on the node, and through two sidecars. Client and server of the first three
+// workloads are written in C; the others are the real programs.
 package accelerator
 
 import (
@@ -42,20 +42,20 @@ type experiment struct {
 	run         *bench.Run
 	tools       *tools
 	lengths     lengths
-	where       string // the place of those that are up
+	where       string // the place of the running contenders
 	up          map[string]*contender
-	bytes       map[string]uint64 // of a stream, by load: the same for all
+	bytes       map[string]uint64 // of a stream, by load; the same for all configs
 }
 
-// variant is what `kerb bench accelerator` and `kerb bench mesh` have of their own.
+// variant has the differences between `kerb bench accelerator` and `kerb bench mesh`.
 type variant struct {
 	labs      string // prefix of the labs' names
 	configs   []string
 	workloads []workload
 	openPlace func(kind, prefix string, f family) (*place, error)
-	available func(kind string) error // whether there are the programs of a place
-	allow     func() []string         // programs that take part with the config kerb, besides this benchmark's own
-	conclude  func(*experiment)       // adds the last notes
+	available func(kind string) error // reports whether the programs of a place are installed
+	allow     func() []string         // further programs that the config kerb accelerates
+	addNotes  func(*experiment)       // adds the last notes
 	only      map[string]string       // the place of configs that are measured at one place only
 }
 
@@ -154,7 +154,7 @@ func (e *experiment) serve(ctx context.Context, config string, w workload) (*ser
 	return c.serve(ctx, w)
 }
 
-// contender opens a config's hosts at the place, once for all loads there.
+// contender opens a config's hosts at the current place, once for all its loads.
 func (e *experiment) contender(ctx context.Context, config string) (*contender, error) {
 	if c := e.up[config]; c != nil {
 		return c, nil
@@ -166,7 +166,7 @@ func (e *experiment) contender(ctx context.Context, config string) (*contender, 
 	return c, err
 }
 
-// move closes the contenders of the place before.
+// move changes the place, and closes the contenders of the previous one.
 func (e *experiment) move(place string) error {
 	if e.where == place {
 		return nil

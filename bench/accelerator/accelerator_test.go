@@ -22,7 +22,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// of scripts/setup
+	// installed by scripts/setup
 	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 {
 		dir, _ := filepath.Abs(envoy[0])
 		os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -107,7 +107,7 @@ func checkFigures(t *testing.T, name string, samples []bench.Sample) {
 	var got []string
 	for _, s := range samples {
 		got = append(got, s.Metric+" "+s.Stat)
-		// others give memory back, and one trip has no deviation
+		// other programs may release memory, and one round trip has no deviation
 		if !(s.Value > 0) && !strings.HasPrefix(s.Metric, "memory") && s.Metric != "jitter" {
 			t.Errorf("%s: %s %s is %v", name, s.Metric, s.Stat, s.Value)
 		}
@@ -117,7 +117,7 @@ func checkFigures(t *testing.T, name string, samples []bench.Sample) {
 	}
 }
 
-// Everything works with IPv6, too.
+// All workloads run over IPv6, too.
 func TestIPv6(t *testing.T) {
 	e := newExperiment(t, "proxy")
 	e.family = "6"
@@ -150,7 +150,7 @@ func TestKerb(t *testing.T) {
 			e := newExperiment(t, "veth")
 			for name, want := range accelerated {
 				var got bench.Sample
-				// a busy machine may stop a client in the middle of a turn for long, which ends its connection's acceleration
+				// a busy machine may preempt a client within a request, which ends the acceleration of its connection
 				for range 3 {
 					samples := measure(t, e, config, name)
 					if got = samples[len(samples)-1]; got.Metric == "accelerated" && got.Value == want {
@@ -170,7 +170,8 @@ func TestPlaces(t *testing.T) {
 	for _, where := range places[1:] {
 		for _, proxy := range proxyNames() {
 			t.Run(where+"/"+proxy, func(t *testing.T) {
-				if where == "veth" && proxy != "haproxy" || where == "proxy" && proxy == "envoy" { // slow to start: once is enough
+				// Envoy starts slowly: one place is enough.
+				if where == "veth" && proxy != "haproxy" || where == "proxy" && proxy == "envoy" {
 					t.Skip("there is no proxy, or it is tried alongside the services")
 				}
 				e := newExperiment(t, where)
@@ -207,7 +208,7 @@ func TestClientSees(t *testing.T) {
 				message[23] ^= 1
 				c.Write(message)
 			}
-		}, "echo-24", "came back wrong"},
+		}, "echo-24", "wrong answer"},
 		"gone":  {func(c net.Conn) { c.Close() }, "echo-24", "ping"},
 		"short": {func(c net.Conn) { c.Write([]byte{7, 0, 0, 0, 0, 0, 0, 0}); io.Copy(io.Discard, c) }, "stream-1K", "7 of"},
 	} {
@@ -223,7 +224,7 @@ func TestClientSees(t *testing.T) {
 	}
 }
 
-// serveBy replaces the server by a function of this process.
+// serveBy replaces the server by a function in this process.
 func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	t.Helper()
 	var l net.Listener
@@ -246,7 +247,7 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 	}()
 }
 
-// A server that exited during the run invalidates the figures, even if no load needs it any more.
+// A server that exits during the run invalidates the figures, even if no further load needs it.
 func TestServerThatEnds(t *testing.T) {
 	e := newExperiment(t, "loopback")
 	e.run.Configs = configs[:1]
@@ -321,7 +322,7 @@ func TestGains(t *testing.T) {
 		!rate.certain() {
 		t.Errorf("%v", all)
 	}
-	if noise := latency.noise + rate.noise; noise > 1e-9 { // what falls on all alike is none
+	if noise := latency.noise + rate.noise; noise > 1e-9 { // an equal change of all is no noise
 		t.Errorf("noise %v", noise)
 	}
 	if (gain{value: 0.9, noise: 0.05}).certain() {

@@ -14,11 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// tunnelIdle is how long ztunnel keeps an idle connection between the pods: less than the time between rounds, so that
+// tunnelIdle is the idle timeout of ztunnel's connections between the pods: less than the time between rounds, so that
 // no round uses the connection of another workload.
 const tunnelIdle = 10 * time.Millisecond
 
-// addZtunnel puts ztunnel between the pods, one program for both, as a node has it.
+// addZtunnel redirects both pods to one ztunnel, as on a node.
 func (p *place) addZtunnel() { p.start = (*contender).startZtunnel }
 
 func (c *contender) startZtunnel(ctx context.Context) error {

@@ -25,8 +25,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// pinged is a mesh in which a client connected to the echo server and received its message.
-func pinged(t *testing.T, c *contender, message [24]byte) {
+// pingMesh sends a message from a client to the echo server through the mesh, and receives it.
+func pingMesh(t *testing.T, c *contender, message [24]byte) {
 	t.Helper()
 	w := c.workload("echo")
 	s, err := c.serve(t.Context(), w)
@@ -55,7 +55,7 @@ func pinged(t *testing.T, c *contender, message [24]byte) {
 	}
 }
 
-// wire is a packet socket on all interfaces of a namespace, for both directions.
+// wire is a packet socket on all interfaces of a namespace, in both directions.
 type wire int
 
 func tap(t *testing.T, ns *netlab.Namespace) wire {
@@ -76,7 +76,7 @@ func tap(t *testing.T, ns *netlab.Namespace) wire {
 	return wire(fd)
 }
 
-// payloads are of the segments of TCP that were seen until now, with their ports.
+// payloads calls each for the TCP segments captured so far.
 func (w wire) payloads(t *testing.T, each func(from, to uint16, payload []byte)) {
 	t.Helper()
 	for frame := make([]byte, 1<<17); ; {
@@ -104,7 +104,7 @@ func TestWireOfMeshes(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			c := openedMesh(t, where)
 			w := tap(t, c.place.lab.Node())
-			pinged(t, c, message)
+			pingMesh(t, c, message)
 			var segments, clear, handshake, data int
 			w.payloads(t, func(from, to uint16, payload []byte) {
 				segments++
@@ -112,7 +112,7 @@ func TestWireOfMeshes(t *testing.T) {
 					clear++
 				}
 				if from == port || to == port {
-					if bytes.HasPrefix(payload, []byte{22, 3}) { // records of TLS: handshake
+					if bytes.HasPrefix(payload, []byte{22, 3}) { // TLS records: handshake
 						handshake++
 					}
 					if bytes.HasPrefix(payload, []byte{23, 3, 3}) { // application data
@@ -132,13 +132,13 @@ func TestWireOfMeshes(t *testing.T) {
 // By its own metrics, ztunnel carries the pods' connections with mutual TLS, at both ends.
 func TestAmbientCounts(t *testing.T) {
 	c := openedMesh(t, "ambient")
-	pinged(t, c, [24]byte{})
+	pingMesh(t, c, [24]byte{})
 	for _, reporter := range []string{"source", "destination"} {
 		labels := []string{fmt.Sprintf("reporter=%q", reporter), `connection_security_policy="mutual_tls"`,
 			`source_principal="spiffe://cluster.local/ns/default/sa/client"`,
 			`destination_principal="spiffe://cluster.local/ns/default/sa/server"`}
 		before := c.ztunnelMetric(t, "istio_tcp_connections_closed_total", labels)
-		pinged(t, c, [24]byte{})
+		pingMesh(t, c, [24]byte{})
 		wait.Until(t, "ztunnel reports the connection, by its "+reporter, func() bool {
 			return c.ztunnelMetric(t, "istio_tcp_connections_closed_total", labels) > before
 		})
@@ -150,7 +150,7 @@ func TestAmbientCounts(t *testing.T) {
 	}
 }
 
-// ztunnelMetric is the sum of a metric's series with these labels.
+// ztunnelMetric returns the sum of a metric's series with these labels.
 func (c *contender) ztunnelMetric(t *testing.T, name string, labels []string) (sum float64) {
 	t.Helper()
 	transport := &web.Transport{DisableKeepAlives: true,

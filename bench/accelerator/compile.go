@@ -18,7 +18,7 @@ import (
 //go:embed src/*.c src/*.h src/*.lua src/*.py
 var files embed.FS
 
-// tools are the compiled programs, in a directory of their own, and the file to transfer.
+// tools has the compiled programs, and the file to transfer.
 type tools struct {
 	bench.Programs
 	cpus [2]string // of the client's side and of the server's
@@ -41,7 +41,7 @@ func compile(ctx context.Context, cpus string) (*tools, error) {
 	return t, err
 }
 
-// divide gives both sides the last CPU, or the client's side the first one.
+// divide pins both sides to the last CPU, or the client's side to the first one.
 func (t *tools) divide(cpus string) error {
 	all, err := bench.CPUs()
 	if err != nil {

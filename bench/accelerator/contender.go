@@ -20,7 +20,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
-// contender is a config at its place, which it has for itself: hosts, a cgroup for all that runs on them, and proxies.
+// contender is a config at a place, with hosts, proxies, and a cgroup for all programs on them. Contenders share
+// nothing.
 type contender struct {
 	*experiment
 	config string
@@ -31,7 +32,7 @@ type contender struct {
 	bench.Closers
 }
 
-// labPrefix is a letter for the place and one for the config: no two contenders share a lab.
+// labPrefix returns a letter for the place and one for the config, so that no two contenders share a lab.
 func (v variant) labPrefix(place, config string) string {
 	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r",
 		publishedKeys: "y", "unix": "u"}
@@ -76,7 +77,7 @@ func (c *contender) build(ctx context.Context) (err error) {
 	return nil
 }
 
-// accelerator starts the config's, if it has one.
+// accelerator starts the accelerator of the config, if it has one.
 func (c *contender) accelerator() error {
 	switch {
 	case c.config == publishedKeys:
@@ -106,14 +107,15 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	return err
 }
 
-// process is a program that serves.
+// process is a running server or proxy.
 type process struct {
 	cmd  *exec.Cmd
 	said bytes.Buffer
 	exit chan error
 }
 
-// command prepares a program on a host: in the contender's group, on a side's CPU, before the machine's other work.
+// command prepares a program on a host: in the contender's cgroup, on the CPU of a side, with priority over other
+// tasks.
 func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int, args ...string) (*exec.Cmd, error) {
 	if _, err := exec.LookPath(args[0]); err != nil {
 		return nil, fmt.Errorf("%w: %s is not installed", bench.ErrLeftOut, args[0])
@@ -121,7 +123,7 @@ func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int,
 	return c.group.Adopt(ns.Command(ctx, c.tools.Path("run"), append([]string{c.tools.cpus[side]}, args...)...)), nil
 }
 
-// start returns when the program serves.
+// start starts a program, and returns when it is ready.
 func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, serves func() error,
 	args ...string) (*process, error) {
 	cmd, err := c.command(ctx, ns, side, args...)
@@ -152,7 +154,7 @@ func (p *process) await(ns *netlab.Namespace, serves func() error) (err error) {
 	return fmt.Errorf("not accepting connections: %w", err)
 }
 
-// failure is why the program has ended, if it has.
+// failure returns the error of a program that has exited.
 func (p *process) failure() error {
 	select {
 	case err := <-p.exit:
@@ -202,11 +204,11 @@ func (c *contender) runClient(ctx context.Context, args ...string) (out []byte, 
 	return out, after - before, err
 }
 
-// Close notes what the module kept out, while the programs still run, and undoes all.
+// Close notes which programs the module excluded, while they still run, and closes the contender.
 func (c *contender) Close() error {
 	var err error
 	if c.kerb != nil {
-		err = c.kept()
+		err = c.noteExcluded()
 	}
 	return errors.Join(err, c.Closers.Close())
 }

@@ -15,11 +15,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
+// kerb is the agent of a contender, with the accelerator on the contender's cgroup.
 type kerb struct{ *node.Node }
 
-// modes of the module, by config. kerb-allow also includes programs that the operator allows although the module does
-// not know that they are safe.
+// modes of the module, by config. kerb-allow also accelerates programs that the operator allows although the module
+// does not know that they are safe.
 var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
 
 func (c *contender) startKerb() error {
@@ -32,7 +32,7 @@ func (c *contender) startKerb() error {
 	return c.accelerate(map[string]any{})
 }
 
-// accelerate applies the module with these thresholds, where there is an agent.
+// accelerate applies the module with these thresholds, if there is an agent.
 func (c *contender) accelerate(thresholds map[string]any) error {
 	if c.kerb == nil {
 		return nil
@@ -43,10 +43,10 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 	return c.kerb.Apply(m)
 }
 
-// allowed returns this benchmark's own clients and server; in kerb-allow and redirect-all also programs that are safe
-// here, although the module cannot know it: redis-benchmark blocks in recv(2) briefly, but receives no signals; HAProxy
-// can call splice(2), but does not without `option splice-auto`; ztunnel misses TCP bytes that follow redirected ones,
-// which do not occur with redirect-all.
+// allowed returns this benchmark's own clients and server. In kerb-allow and redirect-all it also returns programs that
+// are safe here, although the module cannot know it: redis-benchmark blocks in recv(2) briefly, but receives no
+// signals; HAProxy can call splice(2), but does not without `option splice-auto`; ztunnel misses TCP bytes that follow
+// redirected ones, which do not occur with redirect-all.
 func (c *contender) allowed() []string {
 	var own []string
 	for _, name := range []string{"client", "server", "memtier", "mqtt"} {
@@ -91,8 +91,8 @@ func (c counts) since(before counts) counts {
 	return d
 }
 
-// judged waits until the module has classified the programs: connections opened earlier stay on TCP.
-func (s *serving) judged(ctx context.Context) error {
+// awaitClassified waits until the module has classified the programs: connections opened earlier stay on TCP.
+func (s *serving) awaitClassified(ctx context.Context) error {
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		before, err := s.kerb.counts()
 		if err != nil {
@@ -109,8 +109,9 @@ func (s *serving) judged(ctx context.Context) error {
 	return nil
 }
 
-// tally adds to the samples of a round how many of its connections were accelerated, and reports why others were not.
-func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
+// countConnections adds the number of accelerated connections to the samples of a round, and reports why others were
+// not accelerated.
+func (s *serving) countConnections(round func() ([]bench.Sample, error)) ([]bench.Sample, error) {
 	before, err := s.kerb.counts()
 	if err != nil {
 		return nil, err
@@ -129,8 +130,8 @@ func (s *serving) tally(round func() ([]bench.Sample, error)) ([]bench.Sample, e
 		bench.Sample{Metric: "accelerated", Stat: "sum", Unit: "connections", Value: float64(d.accelerated)}), err
 }
 
-// kept notes which programs the module keeps out.
-func (c *contender) kept() error {
+// noteExcluded notes which programs the module excludes.
+func (c *contender) noteExcluded() error {
 	var programs []struct{ Command, Verdict, Why string }
 	if err := c.kerb.Get("/v1/modules/accelerator/executables", &programs); err != nil {
 		return err

@@ -17,9 +17,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// hold measures the kernel memory of many open connections: just after use, and after they have been idle for so long
-// that the accelerator has released what it can. It also measures the time to open each, and the memory of all tables.
-func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
+// measureHeld measures the kernel memory of many open connections: just after use, and after they have been idle long
+// enough for the accelerator to release it. It also measures the time to open each, and the memory of all tables.
+func measureHeld(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	if err := s.accelerate(map[string]any{"idle": 10}); err != nil {
 		return nil, err
 	}
@@ -28,14 +28,14 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		return nil, err
 	}
 	var held, idle, tables int64
-	r, err := s.holding(ctx, func() (err error) {
+	r, err := s.whileHeld(ctx, func() (err error) {
 		if held, err = kernelMemory(); err != nil {
 			return err
 		}
 		if tables, err = s.usage().Tables(); err != nil {
 			return err
 		}
-		if err = s.rest(ctx); err != nil {
+		if err = s.awaitRemoval(ctx); err != nil {
 			return err
 		}
 		idle, err = kernelMemory()
@@ -54,9 +54,9 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	return samples, errors.Join(err, s.accelerate(map[string]any{}))
 }
 
-// rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for
-// redirect-all.
-func (s *serving) rest(ctx context.Context) error {
+// awaitRemoval waits until all accelerated connections are removed from the map, after thresholds.idle. With
+// redirect-all they stay.
+func (s *serving) awaitRemoval(ctx context.Context) error {
 	if s.kerb == nil || modes[s.config] != "adaptive" {
 		return nil
 	}
@@ -73,8 +73,8 @@ func (s *serving) rest(ctx context.Context) error {
 	return err
 }
 
-// holding runs f while the connections are open.
-func (s *serving) holding(ctx context.Context, f func() error) (r result, err error) {
+// whileHeld runs f while the client holds the connections open.
+func (s *serving) whileHeld(ctx context.Context, f func() error) (r result, err error) {
 	args := slices.Concat([]string{s.tools.Path("client"), "hold", "24", strconv.Itoa(s.length.held)}, s.target().words())
 	cmd, err := s.command(ctx, s.contender.place.client.Namespace, clientSide, args...)
 	if err != nil {
@@ -100,7 +100,7 @@ func (s *serving) holding(ctx context.Context, f func() error) (r result, err er
 // kernelMemory returns the size of the slabs for sockets, the kernel's state of sockets in maps, and map elements, in
 // bytes. It excludes other slabs, such as those of files, whose size varies with other programs.
 func kernelMemory() (int64, error) {
-	time.Sleep(time.Second) // what was freed is given back after a grace period
+	time.Sleep(time.Second) // memory is freed after a grace period
 	text, err := os.ReadFile("/proc/slabinfo")
 	if err != nil {
 		return 0, err

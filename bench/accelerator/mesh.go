@@ -10,9 +10,9 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// `kerb bench mesh` is the matrix of Simas 2025: two pods of a node that talk by a service's address, without a
-// mesh, on a path like Cilium's, through ztunnel and through sidecars, plain and with the accelerator. `kerb bench
-// paper simas` has the published figures next to these.
+// `kerb bench mesh` measures the matrix of Simas 2025: two pods of a node that connect by a service's address, without
+// a mesh, on a path like Cilium's, through ztunnel and through sidecars, each plain and with the accelerator. `kerb
+// bench paper simas` compares the results with the published figures.
 
 func init() {
 	e := newVariant(mesh)
@@ -29,8 +29,8 @@ func init() {
 	})
 }
 
-// Plain is measured twice here, too. With unix, the programs on a sidecar's path communicate by AF_UNIX, which is the
-// limit. redirect-all shows what ztunnel would gain: it is only possible if no message uses TCP after redirected ones.
+// Plain is measured twice, too. With unix, the programs on a sidecar's path communicate over AF_UNIX, the upper limit.
+// redirect-all shows the potential gain of ztunnel; it requires that no message uses TCP after redirected ones.
 var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "redirect-all", "unix"}
 
 var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh,
@@ -47,7 +47,7 @@ func meshAllow() []string {
 	return all
 }
 
-// meshLoads are all workloads through all meshes.
+// meshLoads returns all workloads through all meshes.
 func meshLoads() (all []string) {
 	for _, mesh := range meshes {
 		for _, w := range meshWorkloads {
@@ -57,10 +57,10 @@ func meshLoads() (all []string) {
 	return all
 }
 
-// amounts are the sizes of one round of these workloads.
+// amounts are the sizes of one round of the workloads.
 type amounts struct {
 	trips      int // of ping-echo
-	operations int // of each of memtier's connections
+	operations int // per connection of memtier
 	messages   int // of MQTT
 }
 
@@ -70,7 +70,7 @@ var (
 	meshWarmAmounts  = amounts{trips: 200, operations: 20, messages: 100}
 )
 
-// share returns a fraction of the amounts, with minima that still yield percentiles.
+// share returns a fraction of the amounts, at least as many as percentiles need.
 func (a amounts) share(scale float64) amounts {
 	of := func(n, least int) int { return max(least, int(scale*float64(n))) }
 	return amounts{of(a.trips, 100), of(a.operations, 20), of(a.messages, 100)}
@@ -88,7 +88,7 @@ func (e *experiment) noteMesh() {
 		"proxies, and with kerb the agent and its maps; the kernel's socket memory is not included", memoryPeriod)
 }
 
-// memoryPeriod is the period at which the memory of all programs is read, which stops each for some microseconds.
+// memoryPeriod is the interval of memory readings, each of which stops every program for some microseconds.
 const memoryPeriod = 200 * time.Millisecond
 
 func redisClient() string {

@@ -28,7 +28,7 @@ func newMeshExperiment(t *testing.T, where string) *experiment {
 	return e
 }
 
-// openedMesh is a place with its proxies and no workload.
+// openedMesh returns a place with its proxies but without a workload.
 func openedMesh(t *testing.T, where string) *contender {
 	t.Helper()
 	c, err := newMeshExperiment(t, where).contender(t.Context(), "plain")
@@ -56,7 +56,7 @@ func checkMeshFigures(t *testing.T, name string, samples []bench.Sample) {
 			continue
 		}
 		got = append(got, s.Metric+" "+s.Stat)
-		if !(s.Value > 0) && s.Metric != "segments" { // AF_UNIX has none
+		if !(s.Value > 0) && s.Metric != "segments" { // there are none with AF_UNIX
 			t.Errorf("%s: %s %s is %v", name, s.Metric, s.Stat, s.Value)
 		}
 	}
@@ -69,7 +69,7 @@ func checkMeshFigures(t *testing.T, name string, samples []bench.Sample) {
 func TestMeshes(t *testing.T) {
 	for _, where := range meshes {
 		t.Run(where, func(t *testing.T) {
-			e := openedMesh(t, where).experiment // by this test's context, which outlives the workloads'
+			e := openedMesh(t, where).experiment // its context outlives those of the workloads
 			for _, w := range e.workloads {
 				t.Run(w.name, func(t *testing.T) { checkMeshFigures(t, w.name, measure(t, e, "plain", w.name)) })
 			}
@@ -81,7 +81,7 @@ func TestMeshes(t *testing.T) {
 }
 
 // With the accelerator, all connections between the programs of a mesh are redirected, except in ambient mode, where
-// each has ztunnel at an end. With redirect-all, these are redirected, too.
+// ztunnel is an end of each. redirect-all redirects these, too.
 func TestMeshKerb(t *testing.T) {
 	for name, c := range map[string]struct {
 		where, config string
@@ -90,14 +90,14 @@ func TestMeshKerb(t *testing.T) {
 		"none":        {"none", "kerb", 1, 2},
 		"cilium-like": {"cilium-like", "kerb", 1, 2},
 		"ambient":     {"ambient", "kerb", 0, 0},
-		"ambient-all": {"ambient", "redirect-all", 3, 5}, // one between the pods, for both of MQTT
+		"ambient-all": {"ambient", "redirect-all", 3, 5}, // one between the pods, for both connections of MQTT
 		"sidecar":     {"sidecar", "kerb", 3, 6},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newMeshExperiment(t, c.where)
 			for name, connections := range map[string]float64{"echo": c.echo, "mqtt-qos1": c.mqtt} {
 				var accelerated float64
-				for range 3 { // a busy machine may stop a client in the middle of a turn for long
+				for range 3 { // a busy machine may preempt a client within a request
 					samples := measure(t, e, c.config, name)
 					checkMeshFigures(t, name, samples)
 					if accelerated = samples[len(samples)-1].Value; accelerated == connections {
@@ -134,7 +134,7 @@ func TestSidecarsAuthenticate(t *testing.T) {
 		conn.SetReadDeadline(time.Now().Add(5 * time.Second))
 		return io.ReadFull(conn, make([]byte, 24))
 	}
-	err = c.place.lab.Node().Do(func() error { // no proxy is in its way
+	err = c.place.lab.Node().Do(func() error { // bypasses the proxies
 		if n, err := pings(); err == nil {
 			t.Errorf("a client without a certificate has %d bytes echoed", n)
 		}
@@ -154,7 +154,7 @@ func TestSidecarsAuthenticate(t *testing.T) {
 	}
 }
 
-// Packets of the cilium-like path bypass the node's stack: packets that it would drop arrive.
+// Packets of the cilium-like path bypass the node's stack: packets that the stack would drop arrive.
 func TestPeersAreRedirected(t *testing.T) {
 	c := openedMesh(t, "cilium-like")
 	drop := "table ip filter { chain forward { type filter hook forward priority 0; policy drop; }; }\n"
@@ -185,7 +185,7 @@ func TestMeshIsLeftOut(t *testing.T) {
 	}
 }
 
-// The text is of memtier_benchmark 2f74d61, shortened.
+// The text is from memtier_benchmark 2f74d61, shortened.
 func TestParseMemtier(t *testing.T) {
 	const whole = `{"ALL STATS": {"Totals": {"Count": 10000, "Ops/sec": 50000.00, "Latency": 1.5, "Average Latency": 1.500,
 		"Time-Serie": {"0": {"Count": 10000}}, "Percentile Latencies": {"p25.00": 1.1, "p50.00": 1.2, "p75.00": 1.3, "p99.00": 9.9,
@@ -224,7 +224,7 @@ func TestMeshCommand(t *testing.T) {
 	if err := json.Unmarshal(data, &report); err != nil {
 		t.Fatal(err)
 	}
-	for _, config := range meshConfigs[:4] { // unix is for sidecars
+	for _, config := range meshConfigs[:4] { // unix exists for sidecars only
 		if c, ok := report.Find(config, "none/echo", "latency", "p50"); !ok || !(c.Value > 0) ||
 			len(c.Rounds) != bench.MinRounds {
 			t.Errorf("%s: %+v", config, c)

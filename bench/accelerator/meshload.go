@@ -22,17 +22,17 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// meshWorkloads are those of Simas 2025, and MQTT.
+// meshWorkloads are the workloads of Simas 2025, and MQTT.
 var meshWorkloads = []workload{
-	{"echo", firstPort, true, pythonServer, whole(pythonEcho)},
-	{"redis", firstPort + 1, false, redisServer, whole(redisMix)},
-	{"file", firstPort + 2, false, streamServer, whole(file)},
-	{"mqtt-qos0", firstPort + 3, false, mqttBroker, whole(mqtt(0))},
-	{"mqtt-qos1", firstPort + 4, false, mqttBroker, whole(mqtt(1))},
+	{"echo", firstPort, true, pythonServer, withLabCosts(pythonEcho)},
+	{"redis", firstPort + 1, false, redisServer, withLabCosts(redisMix)},
+	{"file", firstPort + 2, false, streamServer, withLabCosts(file)},
+	{"mqtt-qos0", firstPort + 3, false, mqttBroker, withLabCosts(mqtt(0))},
+	{"mqtt-qos1", firstPort + 4, false, mqttBroker, withLabCosts(mqtt(1))},
 }
 
-// whole adds the CPU time and memory of all programs of the lab, and the number of sent TCP segments.
-func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
+// withLabCosts adds the CPU time and memory of all programs of the lab, and the number of sent TCP segments.
+func withLabCosts(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
 	*serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		u := s.usage()
@@ -48,7 +48,7 @@ func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func
 		bytes, failed := memory()
 		tables, refused := u.Tables()
 		samples = slices.DeleteFunc(samples, func(sample bench.Sample) bool {
-			return strings.HasPrefix(sample.Metric, "cpu_") // of a part
+			return strings.HasPrefix(sample.Metric, "cpu_") // of a single program
 		})
 		return append(samples, bench.P50("cpu", "s", (after-before).Seconds()),
 				bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20)), bench.P50("segments", "count", float64(all-sent))),
@@ -69,7 +69,8 @@ func (c *contender) segments() (sum uint64, err error) {
 	return sum, err
 }
 
-// sentSegments is of the thread's namespace: a line has names, the next one the values.
+// sentSegments returns the number of segments sent in the thread's namespace. In its source, a line of names precedes a
+// line of values.
 func sentSegments() (uint64, error) {
 	const file, name = "/proc/thread-self/net/snmp", "OutSegs"
 	text, err := os.ReadFile(file)
@@ -90,7 +91,7 @@ func sentSegments() (uint64, error) {
 	return 0, fmt.Errorf("%s has no %s of TCP", file, name)
 }
 
-// usage is of all programs of the contender, with its agent.
+// usage returns the usage of all programs of the contender, including its agent.
 func (c *contender) usage() path.Usage {
 	u := path.Usage{Group: c.group}
 	if c.kerb != nil {
@@ -99,7 +100,7 @@ func (c *contender) usage() path.Usage {
 	return u
 }
 
-// watchMemory returns a function that ends it and returns the most that all programs had.
+// watchMemory starts to read the memory of all programs. The returned function stops it and returns the maximum.
 func watchMemory(u path.Usage) func() (int64, error) {
 	var most int64
 	var failed error
@@ -124,7 +125,7 @@ func watchMemory(u path.Usage) func() (int64, error) {
 	}
 }
 
-// figures are those of requests and answers. What a client does not report is left out.
+// figures returns the samples of requests and replies, without those that the client does not report.
 func (r result) figures() []bench.Sample {
 	stats := []string{"p1", "p25", "p50", "mean", "p75", "p99"}
 	if r.Stddev == 0 {
@@ -137,8 +138,8 @@ func (r result) figures() []bench.Sample {
 	return append(samples, bench.P50("fct", "s", r.Seconds), bench.P50("rate", "1/s", r.rate()))
 }
 
-// asks runs a client that prints a result.
-func (s *serving) asks(ctx context.Context, args ...string) ([]bench.Sample, error) {
+// runReporting runs a client that prints a result.
+func (s *serving) runReporting(ctx context.Context, args ...string) ([]bench.Sample, error) {
 	out, _, err := s.runClient(ctx, args...)
 	if err != nil {
 		return nil, err
@@ -159,7 +160,7 @@ var pythonPath = sync.OnceValues(func() (string, error) {
 	return strings.TrimSpace(string(out)), err
 })
 
-// python is a command that runs src/echo.py.
+// python returns a command that runs src/echo.py.
 func (s *serving) python(args ...string) ([]string, error) {
 	path, err := pythonPath()
 	return append([]string{path, filepath.Join(s.tools.Dir, "src/echo.py")}, args...), err
@@ -169,29 +170,29 @@ func pythonServer(s *serving) ([]string, error) {
 	return s.python(append([]string{"server"}, s.listen().words()...)...)
 }
 
-// pythonEcho is requests and answers of 24 bytes with a time stamp.
+// pythonEcho measures requests and replies of 24 bytes with a time stamp.
 func pythonEcho(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	args, err := s.python(slices.Concat([]string{"client"}, s.target().words(), []string{strconv.Itoa(s.length.trips)})...)
 	if err != nil {
 		return nil, err
 	}
-	return s.asks(ctx, args...)
+	return s.runReporting(ctx, args...)
 }
 
-// Of the published measurement: memtier_benchmark's threads, and connections of each.
+// The published parameters of memtier_benchmark: threads, and connections per thread.
 const (
 	memtier            = "memtier_benchmark"
 	memtierThreads     = 2
 	memtierConnections = 50
 )
 
-// redisMix is a SET and ten GETs in turn on all connections, by memtier_benchmark if it is installed.
+// redisMix measures one SET and ten GETs in turn on all connections, with memtier_benchmark if it is installed.
 func redisMix(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	threads, connections, operations := strconv.Itoa(memtierThreads), strconv.Itoa(memtierConnections),
 		strconv.Itoa(s.length.operations)
 	host, port := s.target().words()[0], s.target().words()[1]
 	if _, err := exec.LookPath(memtier); err != nil {
-		return s.asks(ctx, s.tools.Path("memtier"), threads, connections, operations, host, port)
+		return s.runReporting(ctx, s.tools.Path("memtier"), threads, connections, operations, host, port)
 	}
 	file := filepath.Join(s.dir, "memtier.json")
 	_, _, err := s.runClient(ctx, memtier, "--server", host, "--port", port, "--threads", threads,
@@ -246,10 +247,10 @@ func mqttBroker(s *serving) ([]string, error) {
 	return []string{"mosquitto", "-c", config}, os.WriteFile(config, []byte(text), 0o644)
 }
 
-// mqtt is a publisher that waits until the subscriber has the message.
+// mqtt measures a publisher that waits until the subscriber has received the message.
 func mqtt(qos int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
-		return s.asks(ctx, slices.Concat([]string{s.tools.Path("mqtt"), strconv.Itoa(qos), strconv.Itoa(s.length.messages)},
-			s.target().words())...)
+		return s.runReporting(ctx, slices.Concat([]string{s.tools.Path("mqtt"), strconv.Itoa(qos),
+			strconv.Itoa(s.length.messages)}, s.target().words())...)
 	}
 }

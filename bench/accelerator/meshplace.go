@@ -22,10 +22,10 @@ var objects embed.FS
 // meshes in the order in which they are measured.
 var meshes = []string{"none", "cilium-like", "ambient", "sidecar"}
 
-// service is the address by which clients know the server. No interface has it.
+// service is the server's virtual address, which no interface has.
 var service = netip.MustParseAddr("10.96.0.10")
 
-// openMesh is openPlace for two pods, and what a mesh puts between them.
+// openMesh is openPlace for two pods and the mesh between them.
 func openMesh(kind, prefix string, f family) (*place, error) {
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
@@ -87,7 +87,7 @@ func (p *place) redirectPeers() error {
 	if err != nil {
 		return fmt.Errorf("load peer.bpf.o: %w", err)
 	}
-	defer loaded.Close() // filters keep their program
+	defer loaded.Close() // filters hold a reference to the program
 	return p.lab.Node().Do(func() error {
 		for _, h := range []*netlab.Host{p.client, p.server} {
 			if _, err := bench.AddClsact(h.OuterIndex()); err != nil {
@@ -102,7 +102,7 @@ func (p *place) redirectPeers() error {
 	})
 }
 
-// Ports of Istio's proxies, and the mark of what they send themselves.
+// Ports of Istio's proxies, and the mark of their own connections.
 const (
 	outboundPort = 15001
 	inboundPort  = 15006

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
-// meshAvailable reports why a mesh cannot be had on this machine.
+// meshAvailable returns why a mesh is not available on this machine.
 func meshAvailable(mesh string) error {
 	program := map[string]string{"ambient": ambient.Program, "sidecar": "envoy"}[mesh]
 	if program == "" {
@@ -31,11 +31,11 @@ func meshAvailable(mesh string) error {
 	return nil
 }
 
-// ready is where Istio's proxies listen once they serve.
+// ready returns the address on which Istio's proxies listen when they are ready.
 func (p *place) ready(int) address { return at(p.loopback, readyPort)(0) }
 
-// addEnvoys puts Istio's sidecars next to client and server, with mutual TLS between them: they get all that these send
-// and receive.
+// addEnvoys adds Istio's sidecars to client and server, with mutual TLS between them. All traffic of client and server
+// is redirected to them.
 func (p *place) addEnvoys() error {
 	id, err := newIdentity()
 	if err != nil {
@@ -76,8 +76,9 @@ func newIdentity() (identity, error) {
 
 const envoyTypes = "type.googleapis.com/envoy.extensions."
 
-// sidecar has the ports of Istio's. What its host sends it passes to the original destination, in TLS; what arrives in
-// TLS it passes to the program. Over AF_UNIX there is no original destination, and one way only.
+// sidecar returns Envoy's configuration, with the ports of Istio's sidecar. Outbound connections are forwarded in TLS
+// to the original destination, inbound ones in TLS to the program. Over AF_UNIX there is no original destination, and
+// only one route.
 func sidecar(id identity, h hop, ports []int) string {
 	tls := func(kind string, more object) object {
 		more["@type"], more["common_tls_context"] = envoyTypes+"transport_sockets.tls.v3."+kind, id
@@ -93,12 +94,13 @@ func sidecar(id identity, h hop, ports []int) string {
 	}
 	config := object{"static_resources": object{
 		"listeners": []object{
-			original("outbound", outboundPort, nil), original("inbound", inboundPort, downstream), readyListener()},
-		"clusters": []object{onwards("outbound", upstream), onwards("inbound", nil)},
+			redirectedListener("outbound", outboundPort, nil), redirectedListener("inbound", inboundPort, downstream),
+			readyListener()},
+		"clusters": []object{originalDestination("outbound", upstream), originalDestination("inbound", nil)},
 	}}
 	text, err := json.Marshal(config)
 	if err != nil {
-		panic(err) // of strings and numbers
+		panic(err) // impossible for strings and numbers
 	}
 	return string(text)
 }
@@ -108,30 +110,30 @@ func envoyListener(name string, port int, chain object) object {
 		"address": envoyAddress(address(fmt.Sprintf("0.0.0.0:%d", port)))}
 }
 
-// original listens for connections that were redirected, and passes them to a cluster.
-func original(name string, port int, socket object) object {
+// redirectedListener returns a listener for redirected connections, which forwards them to a cluster.
+func redirectedListener(name string, port int, socket object) object {
 	proxy := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
 		"@type": envoyTypes + "filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name, "cluster": name}}
-	l := envoyListener(name, port, object{"filters": []object{proxy}}.over(socket))
+	l := envoyListener(name, port, object{"filters": []object{proxy}}.withTransport(socket))
 	l["listener_filters"] = []object{{"name": "envoy.filters.listener.original_dst", "typed_config": object{
 		"@type": envoyTypes + "filters.listener.original_dst.v3.OriginalDst"}}}
 	return l
 }
 
-// readyListener is the last one: when it listens, all do.
+// readyListener is the last listener: when it listens, all listeners do.
 func readyListener() object {
 	answer := object{"name": "envoy.filters.network.direct_response", "typed_config": object{
 		"@type": envoyTypes + "filters.network.direct_response.v3.Config"}}
 	return envoyListener("ready", readyPort, object{"filters": []object{answer}})
 }
 
-// onwards connects to where the connection was going before it was redirected, with a mark, so that it is not
-// redirected again.
-func onwards(name string, socket object) object {
+// originalDestination returns a cluster that connects to the destination before the redirection, with a mark that
+// prevents another redirection.
+func originalDestination(name string, socket object) object {
 	const level, mark = 1, 36 // SOL_SOCKET, SO_MARK
 	cluster := object{"name": name, "type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "connect_timeout": "5s",
 		"upstream_bind_config": object{
 			"source_address": object{"address": "0.0.0.0", "port_value": 0},
 			"socket_options": []object{{"level": level, "name": mark, "int_value": proxyMark, "state": "STATE_PREBIND"}}}}
-	return cluster.over(socket)
+	return cluster.withTransport(socket)
 }

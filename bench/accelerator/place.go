@@ -27,13 +27,13 @@ type place struct {
 	lab            *netlab.Lab
 	options        netlab.HostOptions
 	client, server *netlab.Host
-	// By the port of a server: where the client finds what is or leads to it, and where it listens.
+	// By the port of a server: the address for the client, and the one on which the server listens.
 	target, listen func(port int) address
 	hops           []hop
-	start          func(*contender, context.Context) error // what is between them and is no hop; nil: nothing
+	start          func(*contender, context.Context) error // starts what is between them but no hop; may be nil
 }
 
-// hop is a program between client and server, for each port of a server.
+// hop is a proxy between client and server.
 type hop struct {
 	host       *netlab.Host
 	side       int
@@ -41,12 +41,12 @@ type hop struct {
 	program    *proxyProgram // nil for the one of --proxy
 }
 
-// address is where something listens: HOST:PORT, or the path of a socket of AF_UNIX.
+// address is HOST:PORT, or the path of an AF_UNIX socket.
 type address string
 
 func (a address) isPath() bool { return strings.HasPrefix(string(a), "/") }
 
-// network is the address's by its name for net.Dial.
+// network returns the network for net.Dial.
 func (a address) network() string {
 	if a.isPath() {
 		return "unix"
@@ -54,7 +54,7 @@ func (a address) network() string {
 	return "tcp"
 }
 
-// after has a prefix before paths, by which proxies know them.
+// after returns the address with a prefix in front of paths, as proxies require.
 func (a address) after(prefix string) string {
 	if a.isPath() {
 		return prefix + string(a)
@@ -62,7 +62,7 @@ func (a address) after(prefix string) string {
 	return string(a)
 }
 
-// words are the address as src/wire.h reads it.
+// words returns the address in the format of src/wire.h.
 func (a address) words() []string {
 	if a.isPath() {
 		return []string{"unix", string(a)}
@@ -71,7 +71,7 @@ func (a address) words() []string {
 	return []string{host, port}
 }
 
-// family is of addresses.
+// family is an address family.
 type family struct {
 	loopback, anywhere netip.Addr
 	of                 func(*netlab.Host) netip.Addr
@@ -82,7 +82,7 @@ var families = map[string]family{
 	"6": {netip.IPv6Loopback(), netip.IPv6Unspecified(), (*netlab.Host).Addr6},
 }
 
-// sidecarPorts is how far above a server's port its sidecar listens for the other one.
+// sidecarPorts is the offset from a server's port to the port on which its sidecar listens for the other sidecar.
 const sidecarPorts = 1000
 
 func openPlace(kind, prefix string, f family) (*place, error) {
@@ -119,7 +119,7 @@ func (p *place) build(kind string) (err error) {
 	return nil
 }
 
-// addProxy puts one proxy on the node, as a service of its own.
+// addProxy adds one proxy to the node, as a separate service.
 func (p *place) addProxy() error {
 	proxy, err := p.host("proxy")
 	if err != nil {
@@ -130,7 +130,7 @@ func (p *place) addProxy() error {
 	return nil
 }
 
-// addSidecars puts a proxy alongside the client, which talks to one alongside the server.
+// addSidecars adds a proxy to the client, which connects to one of the server.
 func (p *place) addSidecars() {
 	p.target = at(p.loopback, 0)
 	p.hops = []hop{
@@ -148,7 +148,7 @@ func socketIn(dir string, hop int) func(int) address {
 	return func(port int) address { return address(filepath.Join(dir, fmt.Sprintf("%d-%d.sock", hop, port))) }
 }
 
-// fromWithin is where a listener is found from its own host.
+// fromWithin returns the address of a listener on its own host.
 func (p *place) fromWithin(listens address) address {
 	if listens.isPath() {
 		return listens
@@ -157,7 +157,7 @@ func (p *place) fromWithin(listens address) address {
 	return address(net.JoinHostPort(p.loopback.String(), port))
 }
 
-// overSockets has the place without TCP: client, hops and server talk by sockets of AF_UNIX in a directory.
+// overSockets replaces TCP: client, hops and server connect by AF_UNIX sockets in a directory.
 func (p *place) overSockets(dir string) {
 	for i := range p.hops {
 		p.hops[i].listen, p.hops[i].to = socketIn(dir, i), socketIn(dir, i+1)
@@ -165,7 +165,7 @@ func (p *place) overSockets(dir string) {
 	p.target, p.listen = socketIn(dir, 0), socketIn(dir, len(p.hops))
 }
 
-// host has enough ports for connections that are used once.
+// host adds a host with enough ephemeral ports for short connections.
 func (p *place) host(name string) (*netlab.Host, error) {
 	h, err := p.lab.Host(name, p.options)
 	if err != nil {
@@ -180,5 +180,5 @@ func (p *place) host(name string) (*netlab.Host, error) {
 
 func sysctl(name, value string) error { return os.WriteFile("/proc/sys/"+name, []byte(value), 0o644) }
 
-// firstPort is that of the first workload's server.
+// firstPort is the port of the first workload's server.
 const firstPort = 7100

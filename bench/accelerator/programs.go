@@ -27,10 +27,10 @@ func redisServer(s *serving) ([]string, error) {
 	return append(args, "--bind", on.words()[0], "--port", on.words()[1]), nil
 }
 
-// fewest operations that redis-benchmark is asked for: it takes some to open its connections.
-const fewest = 2000
+// minOperations operations that redis-benchmark is asked for: it takes some to open its connections.
+const minOperations = 2000
 
-// redis is redis-benchmark getting a value, on so many connections with so many requests under way on each.
+// redis measures GET with redis-benchmark, on a number of connections with a number of pipelined requests on each.
 func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		args := []string{"redis-benchmark", "--csv", "-t", "get", "-c", strconv.Itoa(connections), "-P",
@@ -40,7 +40,7 @@ func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.S
 		} else {
 			args = append(args, "-h", to.words()[0], "-p", to.words()[1])
 		}
-		n := max(fewest, int(s.rate*s.length.requests.Seconds()))
+		n := max(minOperations, int(s.rate*s.length.requests.Seconds()))
 		out, cpu, err := s.runClient(ctx, append(args, "-n", strconv.Itoa(n))...)
 		if err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func parseRedis(out []byte, n int) (r result, err error) {
 	}
 	values := map[string]float64{}
 	for i, name := range rows[0] {
-		values[name], _ = strconv.ParseFloat(rows[1][i], 64) // one is the command's name
+		values[name], _ = strconv.ParseFloat(rows[1][i], 64) // one is the name of the command
 	}
 	if values["rps"] == 0 || values["p99_latency_ms"] == 0 {
 		return r, fmt.Errorf("redis-benchmark reports %q", out)
@@ -70,7 +70,7 @@ func parseRedis(out []byte, n int) (r result, err error) {
 	return result{Times: times, N: uint64(n), Seconds: float64(n) / values["rps"]}, nil
 }
 
-// httpServer is nginx with a page of a kilobyte.
+// httpServer returns the command of nginx with a page of one kilobyte.
 func httpServer(s *serving) ([]string, error) {
 	config := filepath.Join(s.dir, s.w.name+".conf")
 	page := strings.Repeat("x", 1<<10)
@@ -79,10 +79,10 @@ func httpServer(s *serving) ([]string, error) {
 	return nginx(config), os.WriteFile(config, []byte(text), 0o644)
 }
 
-// httpConnections are under way at a time.
+// httpConnections is the number of concurrent connections.
 const httpConnections = 16
 
-// http is wrk, whose shortest time is a second. With "close" every request has a connection of its own.
+// http measures with wrk, whose minimum duration is a second. With "close", every request opens a connection.
 func http(connection string) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		out, cpu, err := s.runClient(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(httpConnections), "-d", "1s",

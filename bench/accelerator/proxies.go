@@ -64,8 +64,8 @@ func nginxStream(dir string, h hop, ports []int) string {
 // object is a part of Envoy's configuration.
 type object map[string]any
 
-// over has a listener's chain or a cluster use a transport socket, if it is not nil.
-func (o object) over(socket object) object {
+// withTransport sets the transport socket of a listener's chain or a cluster, if it is not nil.
+func (o object) withTransport(socket object) object {
 	if socket != nil {
 		o["transport_socket"] = socket
 	}
@@ -74,7 +74,7 @@ func (o object) over(socket object) object {
 
 func envoy(_ string, h hop, ports []int) string { return envoyWith(h, ports, nil, nil) }
 
-// envoyWith has these transport sockets, if any, towards the client and towards the server.
+// envoyWith returns Envoy's configuration with transport sockets towards the client and the server, which may be nil.
 func envoyWith(h hop, ports []int, downstream, upstream object) string {
 	var listeners, clusters []object
 	for _, port := range ports {
@@ -84,15 +84,15 @@ func envoyWith(h hop, ports []int, downstream, upstream object) string {
 			"cluster": name}}
 		chain := object{"filters": []object{filter}}
 		listeners = append(listeners, object{"name": name, "address": envoyAddress(h.listen(port)),
-			"filter_chains": []object{chain.over(downstream)}})
+			"filter_chains": []object{chain.withTransport(downstream)}})
 		endpoint := object{"endpoint": object{"address": envoyAddress(h.to(port))}}
 		cluster := object{"name": name, "type": "STATIC", "connect_timeout": "5s",
 			"load_assignment": object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{endpoint}}}}}
-		clusters = append(clusters, cluster.over(upstream))
+		clusters = append(clusters, cluster.withTransport(upstream))
 	}
 	text, err := json.Marshal(object{"static_resources": object{"listeners": listeners, "clusters": clusters}})
 	if err != nil {
-		panic(err) // of strings and numbers
+		panic(err) // impossible for strings and numbers
 	}
 	return string(text)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// publishedKeys is the config with the published design in the accelerator's place, for all programs of the contender.
+// publishedKeys is the config with the published design instead of the accelerator, for all programs of the contender.
 const publishedKeys = "published-keys"
 
 // startPublished attaches published.bpf.c to the contender's cgroup.
@@ -28,8 +28,8 @@ func (c *contender) startPublished() error {
 		return fmt.Errorf("load published.bpf.o: %w", err)
 	}
 	c.Later(func() error { loaded.Close(); return nil })
-	messages := link.RawAttachProgramOptions{Target: loaded.Maps["sockets"].FD(), Program: loaded.Programs["redirect_message"],
-		Attach: ebpf.AttachSkMsgVerdict}
+	messages := link.RawAttachProgramOptions{Target: loaded.Maps["sockets"].FD(),
+		Program: loaded.Programs["redirect_message"], Attach: ebpf.AttachSkMsgVerdict}
 	if err := link.RawAttachProgram(messages); err != nil {
 		return fmt.Errorf("attach published.bpf.o to its map: %w", err)
 	}
@@ -46,13 +46,13 @@ func (c *contender) startPublished() error {
 	return nil
 }
 
-// Programs that hang with the published design are ended after these times: the first use, and a round.
+// Timeouts for programs that hang with the published design: for the first use, and for a round.
 const (
 	firstPatience = 20 * time.Second
 	roundPatience = 5 * time.Minute
 )
 
-// warmPublished leaves a workload out that does not work with the published design.
+// warmPublished skips a workload that does not work with the published design.
 func (s *serving) warmPublished(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, firstPatience)
 	defer cancel()
@@ -62,7 +62,7 @@ func (s *serving) warmPublished(ctx context.Context) error {
 	return nil
 }
 
-// tolerate notes what fails later with the published design; the run continues without its figures.
+// tolerate notes later failures of the published design; the run continues without its figures.
 func (e *experiment) tolerate(load string, t bench.Trial) bench.Trial {
 	open, measure, failed := t.Open, t.Measure, false
 	t.Open = func() (io.Closer, error) {
@@ -71,7 +71,7 @@ func (e *experiment) tolerate(load string, t bench.Trial) bench.Trial {
 			if err := c.Close(); !failed {
 				return err
 			}
-			return nil // the server may have ended, too
+			return nil // the server may have exited, too
 		}), err
 	}
 	t.Measure = func(ctx context.Context) ([]bench.Sample, error) {

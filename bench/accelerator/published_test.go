@@ -27,8 +27,8 @@ func openedContender(t *testing.T, config string) *contender {
 	return c
 }
 
-// The published keys find the other end behind a translated service address: messages are redirected, not sent as
-// segments.
+// The published keys match the peer socket of a connection to a translated service address: messages are redirected,
+// not sent as segments.
 func TestPublishedKeys(t *testing.T) {
 	for config, redirected := range map[string]bool{"plain": false, publishedKeys: true} {
 		c := openedContender(t, config)
@@ -48,9 +48,10 @@ func TestPublishedKeys(t *testing.T) {
 	}
 }
 
-// stranger connects to a server of its own and, from the same port, to one that is not in the cgroup. Its arguments are
-// the latter's port, and what its own server has to receive: if that is nothing, it waits for a while.
-const stranger = `
+// outsideClient connects to its own server and, from the same source port, to a server outside the cgroup. Its
+// arguments are the port of the latter, and what its own server must receive; without it, the program waits for a
+// while.
+const outsideClient = `
 import socket, sys
 def bound(port):
     s = socket.socket()
@@ -73,8 +74,8 @@ except TimeoutError:
     pass
 `
 
-// What fails with the published keys: they do not have the server's address, so that two connections from one port are
-// one, and a process gets what was sent to another.
+// A defect of the published keys: they lack the server's address, so that two connections from one source port have the
+// same key, and a process receives data for another.
 func TestPublishedKeysMisdeliver(t *testing.T) {
 	for config, misdelivered := range map[string]string{"plain": "", "kerb": "", publishedKeys: "secret"} {
 		t.Run(config, func(t *testing.T) {
@@ -85,7 +86,7 @@ func TestPublishedKeysMisdeliver(t *testing.T) {
 			if err != nil {
 				t.Skip(err)
 			}
-			cmd, err := c.command(t.Context(), c.place.client.Namespace, clientSide, python, "-c", stranger, port,
+			cmd, err := c.command(t.Context(), c.place.client.Namespace, clientSide, python, "-c", outsideClient, port,
 				misdelivered)
 			if err != nil {
 				t.Fatal(err)

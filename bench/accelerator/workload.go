@@ -14,17 +14,17 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// workload is what client and server do.
+// workload is a pair of client and server.
 type workload struct {
 	name string
 	port int
-	unix bool // there is a way to do it over AF_UNIX
-	// server is the program that serves, measure one round of the client.
+	unix bool // it can run over AF_UNIX
+	// server returns the command of the server; measure runs one round of the client.
 	server  func(s *serving) ([]string, error)
 	measure func(ctx context.Context, s *serving) ([]bench.Sample, error)
 }
 
-// sizes of messages of the sweep, in bytes.
+// sizes are the message sizes of the sweep, in bytes.
 var sizes = []int{64, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20}
 
 // workloads are in order, each on a separate port, so that adaptation to one server does not affect the next.
@@ -52,7 +52,7 @@ func allWorkloads() []workload {
 	add("http", false, httpServer, http("keep-alive"))
 	add("http-close", false, httpServer, http("close"))
 	add("rare-24", false, echoServer("many", 24), rare(24))
-	add("held", false, echoServer("many", 24), hold)
+	add("held", false, echoServer("many", 24), measureHeld)
 	return all
 }
 
@@ -60,7 +60,7 @@ func (v variant) workload(name string) workload {
 	return v.workloads[slices.IndexFunc(v.workloads, func(w workload) bool { return w.name == name })]
 }
 
-// sizeText is 64, 4K or 1M.
+// sizeText formats a size: 64, 4K or 1M.
 func sizeText(bytes int) string {
 	for _, unit := range []string{"", "K"} {
 		if bytes < 1<<10 {
@@ -71,7 +71,8 @@ func sizeText(bytes int) string {
 	return strconv.Itoa(bytes) + "M"
 }
 
-// loads are all workloads at all places; what connections cost does not depend on the place, but for namespaces.
+// loads returns all workloads at all places. Those about the cost of connections run at few places, since that cost
+// depends on namespaces only.
 func loads() []string {
 	var all []string
 	for _, place := range places {
@@ -92,11 +93,11 @@ func (v variant) ports() []int {
 	return all
 }
 
-// lengths are how long one round measures, the size of the file in bytes, and how many connections are held.
+// lengths are the durations of one round, the size of the file in bytes, and the number of held connections.
 type lengths struct {
 	trip, stream, requests, warm time.Duration
-	rest                         time.Duration // that idle connections are waited for,
-	rare                         time.Duration // and that they are left alone
+	rest                         time.Duration // timeout for idle connections to be removed
+	rare                         time.Duration // idle time between pings
 	file, held                   int
 	amounts                      // of the workloads of meshes
 }
@@ -104,7 +105,7 @@ type lengths struct {
 func lengthsOf(quick bool) lengths {
 	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond,
 		warm: 50 * time.Millisecond,
-		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000, // as published, as promised
+		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000, // as published
 		amounts: meshAmounts}
 	if quick {
 		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond,
@@ -114,7 +115,7 @@ func lengthsOf(quick bool) lengths {
 	return l
 }
 
-// share are the lengths of a share of the published experiments.
+// share returns the lengths for a fraction of the published experiments.
 func (l lengths) share(scale float64) lengths {
 	if scale > 0 {
 		l.file = max(1<<20, int(scale*float64(l.file)))
@@ -123,13 +124,13 @@ func (l lengths) share(scale float64) lengths {
 	return l
 }
 
-// serving is a workload's server while it runs for a contender.
+// serving is the running server of a workload.
 type serving struct {
 	*contender
 	w       workload
 	process *process
 	length  lengths
-	rate    float64 // of the round before, 1/s
+	rate    float64 // of the previous round, 1/s
 }
 
 // serve starts the server and lets the client use it briefly, so that the accelerator has adapted to the programs.
@@ -157,7 +158,7 @@ func (s *serving) warm(ctx context.Context) error {
 	defer func() { s.length = whole }()
 	switch {
 	case s.kerb != nil:
-		return s.judged(ctx)
+		return s.awaitClassified(ctx)
 	case s.config == publishedKeys:
 		return s.warmPublished(ctx)
 	}
@@ -165,7 +166,7 @@ func (s *serving) warm(ctx context.Context) error {
 	return err
 }
 
-// settleTime is the pause before each round, after which the agent, whose counters have just been read, is idle again.
+// settleTime is the pause before each round, in which the agent becomes idle after its counters were read.
 const settleTime = 20 * time.Millisecond
 
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
@@ -175,23 +176,23 @@ func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
 		if err != nil || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.Metric == bench.MemoryMetric }) {
 			return samples, err
 		}
-		memory, err := s.usage().MemorySample() // the client has ended
+		memory, err := s.usage().MemorySample() // the client has exited
 		return append(samples, memory), err
 	}
 	if s.kerb == nil {
 		return measure()
 	}
-	return s.tally(measure)
+	return s.countConnections(measure)
 }
 
-// Close ends the server.
+// Close stops the server.
 func (s *serving) Close() error { return s.process.stop() }
 
-// listen and target are where the server listens and where the client finds it.
+// listen and target return the server's address, for the server and for the client.
 func (s *serving) listen() address { return s.place.listen(s.w.port) }
 func (s *serving) target() address { return s.place.target(s.w.port) }
 
-// result is what clients print, times in us.
+// result is the output of clients; times in us.
 type result struct {
 	bench.Times
 
@@ -220,7 +221,7 @@ func echoServer(mode string, size int) func(*serving) ([]string, error) {
 	}
 }
 
-// echo is requests and answers of a size on one connection.
+// echo measures requests and replies of a size on one connection.
 func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		r, cpu, err := s.client(ctx, "echo", size, seconds(s.length.trip))
@@ -232,8 +233,8 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	}
 }
 
-// rare returns a workload of requests and replies on connections that are idle for longer than the accelerator keeps
-// them in its map, which is a second here.
+// rare measures requests and replies on connections that are idle for longer than thresholds.idle of the accelerator,
+// here a second.
 func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		if err := s.accelerate(map[string]any{"idle": 1}); err != nil {
@@ -244,13 +245,13 @@ func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	}
 }
 
-// jitter is the standard deviation.
+// jitter returns the standard deviation.
 func (r result) jitter() bench.Sample {
 	return bench.P50("jitter", "us", r.Stddev)
 }
 
-// rateAndCost returns rate and CPU time. The CPU time is divided by all operations, including those that do not count
-// for the rate.
+// rateAndCost returns rate and CPU time. The CPU time is divided by all operations, including those outside the
+// measured rate.
 func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
 	return []bench.Sample{
 		bench.P50("rate", "1/s", r.rate()),
@@ -262,7 +263,7 @@ func streamServer(s *serving) ([]string, error) {
 	return append([]string{s.tools.Path("server"), "swallow", "0"}, s.listen().words()...), nil
 }
 
-// stream is bytes in one direction, by writes of a size; the last one's arrival ends it.
+// stream measures the transfer of bytes in one direction with writes of a size, until the last byte has arrived.
 func stream(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		bytes, err := s.streamed(ctx, size)

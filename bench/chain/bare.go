@@ -10,29 +10,29 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-const maxModules = 16 // of bare.bpf.c
+const maxModules = 16 // defined in bare.bpf.c
 
-// bare is n modules written into one program by hand.
+// bare is one hand-written program with n modules.
 type bare struct {
 	program *ebpf.Program
 	spec    *ebpf.CollectionSpec
 	name    string
 	maps    map[string]*ebpf.Map
-	// number of modules, as the first version has it
+	// the number of modules, shared with later versions
 	constants *ebpf.Map
 	n         int
 }
 
 func (o *objects) loadBare(hook string, n int) (Chain, error) {
 	name := "bare_" + hook + string(o.of)
-	b := &bare{spec: only(o.bare, name), name: name, n: n}
+	b := &bare{spec: selectProgram(o.bare, name), name: name, n: n}
 	if err := b.spec.Variables["modules"].Set(uint32(n)); err != nil {
 		return nil, err
 	}
 	return b, b.load()
 }
 
-// load keeps the maps of an earlier version.
+// load loads the program, with the maps of the previous version.
 func (b *bare) load() error {
 	coll, err := ebpf.NewCollectionWithOptions(b.spec, ebpf.CollectionOptions{MapReplacements: b.maps})
 	if err != nil {
@@ -74,7 +74,7 @@ func (b *bare) Packets() ([]uint64, error) {
 	return all, nil
 }
 
-// Code is what the kernel runs.
+// Code returns the instructions that the kernel executes.
 func (b *bare) Code() (asm.Instructions, error) {
 	code := b.spec.Copy().Programs[b.name].Instructions
 	for i := range code {

@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain is `kerb bench chain`: what one packet pays for 1 to 16
-// trivial modules (each finds a UDP packet and counts it per CPU) as
-// Kerb's linked chain, as a row of TCX programs, a tail-call chain, a row of
-// clsact filters, and written into one program by hand, which is the limit.
+// Package chain implements `kerb bench chain`: the time of one packet in 1 to 16 trivial modules, each of which matches
+// a UDP packet and counts it per CPU. It compares Kerb's linked chain, a list of TCX programs, a tail-call chain, a
+// list of clsact filters, and one hand-written program, the upper limit.
 //
-// Loads xdp/n and tc-run/n are PROG_TEST_RUN of one 64-byte frame; only what
-// starts at a single program can be measured so. Loads tc/n are live and hold
-// every config: XDP test runs in live-frames mode (Linux 5.18) send frames up
-// the stack through the ingress hook of a loopback in a namespace of its own,
-// where the chain and then one dropping program stand. It all happens in one
-// system call without scheduling or a sender's noise. The figure is the
-// difference to the same with the dropping program alone, measured alternately.
-// XDP has no live load: a frame would come through a driver, which takes many times
-// as long as a chain and varies by more than what configs differ in, or in
-// live-frames mode, which calls the program as any test run does.
-// The packet is one over IPv4, and over IPv6 in loads of kinds that end in -ipv6.
-// Config kerb is a chain as the agent makes it; kerb-uncounted the same without
-// the counts of packets and verdicts; kerb-flows with the module flows behind the
-// others, whose difference to kerb is what that costs a packet. Of single programs (kerb, bare) the
-// instructions are counted: those that the verifier walked, and those that the
-// frame executes, by interpreting the program.
+// Loads xdp/n and tc-run/n are PROG_TEST_RUN of one 64-byte frame, which can only measure configs with a single entry
+// program. Loads tc/n are live and include every config: XDP test runs in live-frames mode (Linux 5.18) send frames up
+// the stack through the ingress hook of a loopback interface in a separate namespace, to which the chain is attached,
+// followed by one dropping program. All of it is one system call, without scheduling or the noise of a sender. The
+// figure is the difference to the same run with the dropping program alone, measured alternately. XDP has no live load:
+// a frame would come through a driver, which takes many times as long as a chain and varies by more than configs
+// differ, or in live-frames mode, which calls the program as any test run does.
+//
+// The packet is one over IPv4, and over IPv6 in loads of kinds that end in -ipv6. Config kerb is a chain as the agent
+// builds it; kerb-uncounted is the same without the counts of packets and verdicts; kerb-flows has the module flows
+// after the others, and the difference to kerb is its cost. For single programs (kerb, bare) the instructions are
+// counted: those that the verifier processed, and those that the frame executes, with an interpreter.
 package chain
 
 import (
@@ -34,7 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// hosts of this experiment carry this prefix.
+// labPrefix is the prefix of the experiment's hosts.
 const labPrefix = "kbchain"
 
 func init() {
@@ -59,11 +54,11 @@ func loads(kinds ...string) []string {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	stage, err := openStage(r.Quick)
+	testbed, err := openTestbed(r.Quick)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stage.close()) }()
+	defer func() { err = errors.Join(err, testbed.close()) }()
 	for _, load := range r.Loads() {
 		kind, number, _ := strings.Cut(load, "/")
 		of := ipv4
@@ -74,7 +69,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		if err != nil {
 			return err
 		}
-		stage.frame = frame(of)
+		testbed.frame = frame(of)
 		if err := bench.HaveTCX(); err != nil && kind != "xdp" {
 			r.Note("TC loads are left out, as they need TCX and live test runs: %v", err)
 			continue
@@ -83,7 +78,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 		if err != nil {
 			return err
 		}
-		trials := stage.trials(r, configs, kind, n)
+		trials := testbed.trials(r, configs, kind, n)
 		if err := r.Interleave(ctx, load, trials...); err != nil {
 			return err
 		}
@@ -91,8 +86,8 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	return nil
 }
 
-// trials are the configs that can be measured in this way.
-func (s *stage) trials(r *bench.Run, configs []config, kind string, n int) []bench.Trial {
+// trials returns the configs that a kind of load can measure.
+func (s *testbed) trials(r *bench.Run, configs []config, kind string, n int) []bench.Trial {
 	var trials []bench.Trial
 	for _, c := range configs {
 		if !c.measurable(kind, n) {
@@ -105,15 +100,15 @@ func (s *stage) trials(r *bench.Run, configs []config, kind string, n int) []ben
 	return trials
 }
 
-// settle is a pause in which the kernel frees the programs of the previous trial. With 16 clsact filters, this occupied
-// a CPU for 15 ms, which would delay the next trial.
-const settle = 50 * time.Millisecond
+// cleanupPause is a pause in which the kernel frees the programs of the previous trial. With 16 clsact filters, this
+// occupied a CPU for 15 ms, which would delay the next trial.
+const cleanupPause = 50 * time.Millisecond
 
-// measure loads a chain, puts it in place, sends packets through it, replaces
-// a module of it and checks that every module has counted every packet.
-func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []bench.Sample, err error) {
+// measure loads and attaches a chain, sends packets through it, replaces a module, and checks that every module has
+// counted every packet.
+func (s *testbed) measure(r *bench.Run, c config, kind string, n int) (samples []bench.Sample, err error) {
 	hook, _, _ := strings.Cut(kind, "-")
-	time.Sleep(settle)
+	time.Sleep(cleanupPause)
 	start := time.Now()
 	ch, err := c.load(hook, n)
 	if err != nil {
@@ -152,11 +147,11 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 	}...), nil
 }
 
-// timedCopy links the copy that measures latencies of modules, if the chain has one. No change waits for it: the agent
-// links it a second later.
+// timedCopy links the copy of the chain that measures latencies of modules, if there is one. Changes do not wait for
+// it: the agent links it a second later.
 func timedCopy(config string, ch Chain) ([]bench.Sample, error) {
 	k, is := ch.(*kerb)
-	if !is || config == "kerb-uncounted" { // without counts there is none
+	if !is || config == "kerb-uncounted" { // there is none without counts
 		return nil, nil
 	}
 	start := time.Now()
@@ -184,9 +179,9 @@ func check(ch Chain, n int, sent uint64) error {
 	return nil
 }
 
-// swap replaces the module in the middle and sends a few packets to see that
-// the new one is in effect, whether its counters start again or continue.
-func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.Duration, error) {
+// swap replaces the module in the middle, and sends a few packets to check that the new one is in effect, whether its
+// counters restart or continue.
+func (s *testbed) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.Duration, error) {
 	start := time.Now()
 	if err := p.swap(); err != nil {
 		return 0, err
@@ -210,8 +205,8 @@ func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.
 	return took, nil
 }
 
-// swapCheck is the number of packets that try a replaced module.
+// swapCheck is the number of packets that check a replaced module.
 const swapCheck = 64
 
-// middle is the module that a swap replaces.
+// middle returns the index of the module that a swap replaces.
 func middle(n int) int { return n / 2 }

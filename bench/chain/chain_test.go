@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/ebpfvm"
 )
 
-func openTestStage(t *testing.T) (*stage, *objects) {
+func openTestTestbed(t *testing.T) (*testbed, *objects) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -27,7 +27,7 @@ func openTestStage(t *testing.T) (*stage, *objects) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := openStage(true)
+	s, err := openTestbed(true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func openTestStage(t *testing.T) (*stage, *objects) {
 // Every config passes every packet through every module, on each hook, before
 // and after a module is replaced.
 func TestEveryConfigCountsEveryPacket(t *testing.T) {
-	s, objs := openTestStage(t)
+	s, objs := openTestTestbed(t)
 	for _, of := range []family{ipv4, ipv6} {
 		objs.of, s.frame = of, frame(of)
 		for _, tc := range []struct {
@@ -70,7 +70,7 @@ func TestEveryConfigCountsEveryPacket(t *testing.T) {
 	}
 }
 
-func (s *stage) exercise(kind string, n int, load func(string, int) (Chain, error)) error {
+func (s *testbed) exercise(kind string, n int, load func(string, int) (Chain, error)) error {
 	ch, err := load(kind, n)
 	if err != nil {
 		return err
@@ -87,7 +87,7 @@ func (s *stage) exercise(kind string, n int, load func(string, int) (Chain, erro
 	if err := check(ch, n, 1000); err != nil {
 		return err
 	}
-	counts, err := ch.Packets() // more than sent if a signal has interrupted the test run: the library runs it again
+	counts, err := ch.Packets() // more than sent if a signal has interrupted the test run: the library repeats it
 	if err != nil {
 		return err
 	}
@@ -117,10 +117,9 @@ func (s *stage) exercise(kind string, n int, load func(string, int) (Chain, erro
 	return nil
 }
 
-// Instructions are those of the path of the frame: each module adds as many, and counting
-// packets adds some.
+// Instructions are those on the path of the frame: each module adds the same number, and counting packets adds some.
 func TestInstructions(t *testing.T) {
-	s, objs := openTestStage(t)
+	s, objs := openTestTestbed(t)
 	for _, hook := range []string{"xdp", "tc"} {
 		executed := func(load func(string, int) (Chain, error), n int) float64 {
 			ch, err := load(hook, n)
@@ -145,9 +144,9 @@ func TestInstructions(t *testing.T) {
 	}
 }
 
-// What is counted is an ordinary packet, as most are, and not one whose latency is measured.
+// Executed instructions are those of an ordinary packet, not of one whose latency is measured.
 func TestExecutedIsOrdinary(t *testing.T) {
-	s, _ := openTestStage(t)
+	s, _ := openTestTestbed(t)
 	ch, err := withKerb(dataplane.Load, ipv4)("xdp", 1)
 	if err != nil {
 		t.Fatal(err)

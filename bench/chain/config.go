@@ -15,7 +15,7 @@ type Chain interface {
 	Close() error
 }
 
-// Linked is a chain that the kernel enters at one program.
+// Linked is a chain with one entry program.
 type Linked interface {
 	Chain
 	// Program returns the program for the hook, of type XDP, or of type SchedCLS for TCX, which passes packets with
@@ -26,10 +26,9 @@ type Linked interface {
 	Replace() (*ebpf.Program, error)
 }
 
-// row is a chain of several programs, which attach themselves one after the
-// other, and last behind them, to the ingress of an interface. Its methods are
-// called in the namespace of the interface; detach also after a failed attach.
-type row interface {
+// multiProgram is a chain of several programs on the ingress of an interface. attach attaches them in order, followed
+// by last. The methods are called in the namespace of the interface; detach is also called after a failed attach.
+type multiProgram interface {
 	Chain
 	attach(ifindex int, last *ebpf.Program) error
 	swap() error
@@ -40,19 +39,18 @@ type row interface {
 type config struct {
 	name string
 	load func(hook string, n int) (Chain, error)
-	// rowOnly configs exist for TC only and cannot be test-run, having no
-	// single program.
-	rowOnly bool
-	// oneOnly configs are measured with one module: what they add does not depend on the number.
+	// multiOnly configs exist for TC only. They have no single entry program for test runs.
+	multiOnly bool
+	// oneOnly configs are measured with one module, since their added cost does not depend on the number.
 	oneOnly bool
 }
 
 func (c config) measurable(kind string, n int) bool {
-	return (kind == "tc" || !c.rowOnly) && (n == 1 || !c.oneOnly)
+	return (kind == "tc" || !c.multiOnly) && (n == 1 || !c.oneOnly)
 }
 
-// available lists Kerb first, with and without the counts of packets and verdicts, and with the module flows, the
-// references after it.
+// available returns Kerb's configs first, with and without the counts of packets and verdicts, and with the module
+// flows, then the references.
 func available(of family) ([]config, error) {
 	objs, err := loadObjects(of)
 	if err != nil {
@@ -62,9 +60,9 @@ func available(of family) ([]config, error) {
 		{name: "kerb", load: withKerb(dataplane.Load, of)},
 		{name: "kerb-uncounted", load: withKerb(dataplane.LoadUncounted, of)},
 		{name: "kerb-flows", load: withFlows(of), oneOnly: true},
-		{name: "tcx", load: objs.loadTCX, rowOnly: true},
+		{name: "tcx", load: objs.loadTCX, multiOnly: true},
 		{name: "tailcall", load: objs.loadTailcall},
-		{name: "clsact", load: objs.loadClsact, rowOnly: true},
+		{name: "clsact", load: objs.loadClsact, multiOnly: true},
 		{name: "bare", load: objs.loadBare},
 	}, nil
 }

@@ -11,16 +11,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/ebpfvm"
 )
 
-// interpretable is a chain of one program whose code is known.
-type interpretable interface {
+// codeReader is a chain of one program whose code can be read.
+type codeReader interface {
 	Linked
 	Code() (asm.Instructions, error)
 }
 
-// instructions returns the numbers of verified and executed instructions. Kernels before Linux 5.16 do not report the
-// former.
-func (s *stage) instructions(ch Chain) (samples []bench.Sample, err error) {
-	c, is := ch.(interpretable)
+// instructions returns the numbers of verified and executed instructions. Kernels before 5.16 do not report the former.
+func (s *testbed) instructions(ch Chain) (samples []bench.Sample, err error) {
+	c, is := ch.(codeReader)
 	if !is {
 		return nil, nil
 	}
@@ -48,8 +47,9 @@ func (s *stage) instructions(ch Chain) (samples []bench.Sample, err error) {
 		Value: float64(executed)}), nil
 }
 
-// executed is what an ordinary packet executes: the first ones choose which one of 4,096 is measured.
-func (s *stage) executed(p *ebpfvm.Program) (least int, err error) {
+// executed returns the instructions that an ordinary packet executes. The first packets determine which one of 4,096
+// has its latency measured.
+func (s *testbed) executed(p *ebpfvm.Program) (least int, err error) {
 	vm := ebpfvm.New()
 	for range 4 {
 		r, err := vm.Run(p, ebpfvm.Input{Frame: s.frame, Random: math.MaxUint32 / 2})

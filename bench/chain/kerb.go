@@ -25,7 +25,7 @@ var packages = map[family]string{ipv4: "pass", ipv6: "pass6"}
 
 type load func(chain.Side, chain.Direction, ...dataplane.Module) (*dataplane.Loaded, error)
 
-// withKerb loads n counting modules for hook "xdp" or "tc", as the agent makes a chain.
+// withKerb loads n counting modules for hook "xdp" or "tc" into a chain, as the agent does.
 func withKerb(load load, of family) func(hook string, n int) (Chain, error) {
 	return func(hook string, n int) (Chain, error) { return loadKerb(load, packages[of], hook, n) }
 }
@@ -58,7 +58,7 @@ var flowsModule = sync.OnceValues(func() (m dataplane.Module, err error) {
 	return m, nil
 })
 
-// kerb is a chain that the data plane has linked, as for the agent.
+// kerb is a chain that the data plane has linked.
 type kerb struct {
 	spec     chain.Spec
 	counting []string // modules that count packets
@@ -92,13 +92,13 @@ func loadKerb(load load, pkg, hook string, n int, behind ...dataplane.Module) (L
 
 func (k *kerb) Program() *ebpf.Program { return k.loaded.Program }
 
-// Code is what the kernel runs.
+// Code returns the instructions that the kernel executes.
 func (k *kerb) Code() (asm.Instructions, error) {
 	_, code, err := k.loaded.RelinkWithCode(k.spec)
 	return code, err
 }
 
-// Packets is what each module has counted.
+// Packets implements Chain.
 func (k *kerb) Packets() ([]uint64, error) {
 	var out []uint64
 	for _, name := range k.counting {
@@ -111,7 +111,7 @@ func (k *kerb) Packets() ([]uint64, error) {
 	return out, nil
 }
 
-// Replace links the chain again, which is what a changed module takes.
+// Replace links the chain again, as the agent does for a changed module.
 func (k *kerb) Replace() (*ebpf.Program, error) {
 	p, err := k.loaded.Relink(k.spec)
 	if err == nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// BenchmarkLoad is load_time of `kerb bench chain`, with the CPU time that all threads of the process take for it:
-// go test -run - -bench Load ./bench/chain
+// BenchmarkLoad measures load_time of `kerb bench chain`, with the CPU time of all threads of the process: go test -run
+// - -bench Load ./bench/chain
 func BenchmarkLoad(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
@@ -44,7 +44,7 @@ func benchmarkLoad(b *testing.B, hook string, n int) {
 	b.ReportMetric(float64(took)/float64(b.N), "cpu-ns/op")
 }
 
-// cpuTime is the CPU time of the process, in ns. How much of it the kernel takes is known less exactly.
+// cpuTime returns the CPU time of the process in ns. The share of the kernel is less accurate.
 func cpuTime(b *testing.B) int64 {
 	var u unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {

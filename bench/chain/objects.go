@@ -15,7 +15,7 @@ import (
 //go:embed *.bpf.*
 var files embed.FS
 
-// family is what modules find UDP packets over, as the names of programs end: "4" or "6".
+// family is the IP version of the UDP packets, the suffix of program names: "4" or "6".
 type family string
 
 const (
@@ -23,7 +23,7 @@ const (
 	ipv6 family = "6"
 )
 
-// objects are the references' data planes as compiled.
+// objects are the compiled data planes of the references.
 type objects struct {
 	module *ebpf.CollectionSpec
 	bare   *ebpf.CollectionSpec
@@ -36,8 +36,8 @@ func loadObjects(of family) (*objects, error) {
 	return &objects{module, bare, of}, errors.Join(err1, err2)
 }
 
-// only is a copy of a spec with one program and the maps that it uses.
-func only(spec *ebpf.CollectionSpec, program string) *ebpf.CollectionSpec {
+// selectProgram returns a copy of a spec with one program and the maps that it uses.
+func selectProgram(spec *ebpf.CollectionSpec, program string) *ebpf.CollectionSpec {
 	one := spec.Copy()
 	for name := range one.Programs {
 		if name != program {
@@ -61,17 +61,16 @@ func only(spec *ebpf.CollectionSpec, program string) *ebpf.CollectionSpec {
 	return one
 }
 
-// module is one counting module in a program of its own.
+// module is a counting module as a separate program.
 type module struct {
 	program  *ebpf.Program
 	counters *ebpf.Map
 }
 
-// loadModule loads the module that tail-calls slot next of slots, or ends the
-// chain with next 0.
+// loadModule loads a module that tail-calls slot next of slots, or ends the chain if next is 0.
 func (o *objects) loadModule(hook string, next uint32, slots *ebpf.Map) (module, error) {
 	name := "module_" + hook + string(o.of)
-	spec := only(o.module, name)
+	spec := selectProgram(o.module, name)
 	if err := spec.Variables["next"].Set(next); err != nil {
 		return module{}, err
 	}
@@ -79,7 +78,7 @@ func (o *objects) loadModule(hook string, next uint32, slots *ebpf.Map) (module,
 	if slots != nil {
 		opts.MapReplacements = map[string]*ebpf.Map{"chain": slots}
 	} else if chain := spec.Maps["chain"]; chain != nil {
-		chain.MaxEntries = 1 // never reached, but the instruction names it
+		chain.MaxEntries = 1 // never used, but an instruction references it
 	}
 	coll, err := ebpf.NewCollectionWithOptions(spec, opts)
 	if err != nil {
@@ -93,7 +92,7 @@ func (m module) Close() error {
 	return errors.Join(m.program.Close(), m.counters.Close())
 }
 
-// packets adds up the CPUs.
+// packets returns the count over all CPUs.
 func packets(counters *ebpf.Map) (uint64, error) {
 	var perCPU []struct{ Packets, Bytes uint64 }
 	if err := counters.Lookup(uint32(0), &perCPU); err != nil {
@@ -106,7 +105,7 @@ func packets(counters *ebpf.Map) (uint64, error) {
 	return sum, nil
 }
 
-// modules are several, in order.
+// modules are several modules in order.
 type modules []module
 
 func (ms modules) Packets() ([]uint64, error) {

@@ -33,7 +33,7 @@ func (o *objects) loadTailcall(hook string, n int) (Chain, error) {
 	return t, nil
 }
 
-// loadAt loads module i and puts it into its slot; the first has none.
+// loadAt loads module i and stores it in its slot; the first module has none.
 func (t *tailcall) loadAt(i, n int) (module, error) {
 	next := uint32(i+1) % uint32(n)
 	m, err := t.objs.loadModule(t.hook, next, t.slots)

@@ -23,15 +23,15 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// border is a border router that runs the agent, in a chain on native XDP at the interface at which a radio network's
-// frames come in, and a socket for them behind it.
+// border is a border router that runs the agent, with a chain on native XDP at the interface of a radio network, and a
+// socket that receives the network's frames after the chain.
 type border struct {
 	config   string
 	datagram int // bytes of each
 	lab      *netlab.Lab
 	network  *netlab.Host
 	node     *node.Node
-	pass     v1.Module // of every chain, so that there is one without the classifier too
+	pass     v1.Module // of every chain, so that there is a chain also without the classifier
 	guard    v1.Module
 	model    v1.Model
 	out, in  *traffic.Batch
@@ -42,22 +42,22 @@ type border struct {
 	bench.Closers
 }
 
-// The configs, and the letter of their labs: one agent each, all of which run at the same time.
+// The configs, and the letters of their labs. Each has an agent; all run at the same time.
 var (
 	configs = []string{"kernel", "user", "none", "bare"}
 	letters = map[string]string{"kernel": "k", "user": "u", "none": "n", "bare": "b", "kernel-generic": "x",
 		"user-generic": "y", "bare-generic": "z", "plain": "p"}
 )
 
-// genericConfigs are measured where the published experiment is repeated, which had generic XDP.
+// genericConfigs are measured in repetitions of the published experiment, which used generic XDP.
 var genericConfigs = []string{"kernel-generic", "user-generic", "bare-generic"}
 
-// kind is the config without its hook.
+// kind returns the config without its hook.
 func (b *border) kind() string { return strings.TrimSuffix(b.config, "-generic") }
 
 func (b *border) generic() bool { return b.kind() != b.config }
 
-// openBorder starts a router with an agent that has the model. window is the window length of its classifier.
+// openBorder starts a router whose agent has the model. window is the window length of its classifier.
 func openBorder(config, window, when string, d *model.Document) (*border, error) {
 	b := &border{config: config, datagram: datagram}
 	err := b.join("kbcl" + letters[config])
@@ -70,7 +70,7 @@ func openBorder(config, window, when string, d *model.Document) (*border, error)
 	return b, b.CloseOn(err)
 }
 
-// join makes the router and the network, joined by a veth.
+// join creates the router and the network, connected by a veth.
 func (b *border) join(prefix string) (err error) {
 	if b.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (b *border) join(prefix string) (err error) {
 	return err
 }
 
-// start applies the model before the classifier that names it, so that the first window has one.
+// start applies the model before the classifier that refers to it, so that the first window is evaluated.
 func (b *border) start(window, when string, d *model.Document) (err error) {
 	if b.node, err = node.Start(b.lab.Node()); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (b *border) start(window, when string, d *model.Document) (err error) {
 	return b.lab.Node().Do(b.checkHook)
 }
 
-// checkHook sees that the chain runs at the driver, or for generic configs behind it.
+// checkHook checks that the chain runs in native mode, or for generic configs in generic mode.
 func (b *border) checkHook() error {
 	nic, err := netlink.LinkByName(b.network.Outer())
 	if err != nil {
@@ -147,7 +147,7 @@ func (b *border) settings(window, when string) map[string]any {
 	return c
 }
 
-// load puts the classifier into the chain, and returns how long it took until it judged.
+// load adds the classifier to the chain, and returns the time until it evaluated the model.
 func (b *border) load() (took time.Duration, err error) {
 	if b.kind() == "bare" {
 		return 0, nil
@@ -162,7 +162,7 @@ func (b *border) load() (took time.Duration, err error) {
 	return time.Since(start), err
 }
 
-// awaitModel returns when the version of the model judges that the agent was given.
+// awaitModel waits until the classifier evaluates the applied version of the model.
 func (b *border) awaitModel() error {
 	for begin := time.Now(); time.Since(begin) < 30*time.Second; {
 		if running, err := b.modelVersion(); err != nil || running == b.version {
@@ -173,7 +173,7 @@ func (b *border) awaitModel() error {
 	return fmt.Errorf("the classifier did not switch to version %d of its model", b.version)
 }
 
-// reload takes the classifier out of the chain first.
+// reload removes the classifier from the chain and loads it again.
 func (b *border) reload() (time.Duration, error) {
 	if err := b.node.Delete("/v1/modules/guard"); err != nil {
 		return 0, err
@@ -182,14 +182,14 @@ func (b *border) reload() (time.Duration, error) {
 	return b.load()
 }
 
-// modelVersion is of the model that judges, 0 if none does.
+// modelVersion returns the version of the model in use, or 0 without one.
 func (b *border) modelVersion() (uint32, error) {
 	var running struct{ Live struct{ Version uint32 } }
 	err := b.get("models", &running)
 	return running.Live.Version, err
 }
 
-// counters are the classifier's own, by name.
+// counters returns the classifier's counters by name.
 func (b *border) counters() (n map[string]uint64, err error) {
 	err = b.get("stats", &n)
 	return n, err
@@ -199,11 +199,11 @@ func (b *border) get(route string, out any) error {
 	return b.node.Get("/v1/modules/guard/"+route, out)
 }
 
-// connect opens the sockets: the network's and the router's.
+// connect opens the sockets of network and router.
 func (b *border) connect() error {
 	at := netip.AddrPortFrom(b.lab.Gateway4(), zepPort)
 	err := b.lab.Node().Do(func() (err error) {
-		b.in, err = traffic.NewReceiver(at, b.datagram, batchLen, time.Second) // what comes later is lost
+		b.in, err = traffic.NewReceiver(at, b.datagram, batchLen, time.Second) // later frames count as lost
 		return err
 	})
 	if err != nil {
@@ -219,7 +219,7 @@ func (b *border) connect() error {
 	}
 	b.Later(b.out.Close)
 	if b.datagram < datagram {
-		return nil // no message fits into it
+		return nil // too short for a message
 	}
 	for i := range batchLen {
 		put(b.out.Datagram(i), i%inference.Sources, i/inference.Sources, 0)

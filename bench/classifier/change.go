@@ -14,13 +14,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// Changes of the model in a round.
+// Changes of the model per round.
 const (
 	changes      = 100
 	changesQuick = 20
 )
 
-// change replaces a model, which judges each packet, through the agent as fast as it can while frames flow.
+// change replaces a model, which is evaluated for each packet, through the agent at the maximum rate under traffic.
 func (e *experiment) change(ctx context.Context, load, name string) error {
 	d, err := liveModel(name)
 	if err != nil {
@@ -37,12 +37,12 @@ func (e *experiment) change(ctx context.Context, load, name string) error {
 	return errors.Join(err, b.Close())
 }
 
-// changes sends frames from a separate thread while models are replaced. The counters show frames that are lost, or are
+// changes sends frames from a separate thread while models are replaced. The counters reveal frames that are lost or
 // not evaluated.
 func (e *experiment) changes(ctx context.Context, b *border, load string) ([]bench.Sample, error) {
-	wanted := changes
+	wantedConfigs := changes
 	if e.run.Quick {
-		wanted = changesQuick
+		wantedConfigs = changesQuick
 	}
 	var f flow
 	var stop atomic.Bool
@@ -55,21 +55,21 @@ func (e *experiment) changes(ctx context.Context, b *border, load string) ([]ben
 			return err
 		})
 	}()
-	took, err := b.changeModel(ctx, wanted)
+	took, err := b.changeModel(ctx, wantedConfigs)
 	stop.Store(true)
 	if err := errors.Join(err, <-flowing); err != nil {
 		return nil, err
 	}
 	return []bench.Sample{
-		bench.Count("replacements", uint64(wanted)),
+		bench.Count("replacements", uint64(wantedConfigs)),
 		bench.P50("swap_time", "ms", bench.Median(took)),
 		bench.Count("sent", f.sent),
 		bench.P50("lossfree_rate", "1/s", f.rate()),
 		bench.Count("lost", f.lost),
-	}, e.account(b, &f, load)
+	}, e.checkCounters(b, &f, load)
 }
 
-// changeModel gives the agent one version after the other, and returns how long each took in ms until it judged.
+// changeModel applies one version after the other, and returns the time in ms until each was in use.
 func (b *border) changeModel(ctx context.Context, n int) (took []float64, err error) {
 	document := map[string]any{}
 	if err := json.Unmarshal([]byte(b.model.Spec.Document), &document); err != nil {

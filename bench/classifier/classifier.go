@@ -111,8 +111,8 @@ func (e *experiment) load(ctx context.Context, load string) error {
 	return e.run.Interleave(ctx, load, e.trials("inference", arguments, e.kernel.Nanoseconds)...)
 }
 
-// prepare returns the model of a load, and the arguments of the program for the same; "scalar" stands where vectors
-// can.
+// prepare returns the model of a load, and the arguments for the same model in user space. trials replaces the argument
+// "scalar" for vectors.
 func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string, error) {
 	name, shape, _ := strings.Cut(kind, "-")
 	if name == "forest" {
@@ -129,7 +129,7 @@ func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string
 	return d, append([]string{"mlp", arithmetic, "scalar"}, strings.Split(shape, "-")...), err
 }
 
-// parseWidths reads "4-3-2-1".
+// parseWidths parses "4-3-2-1".
 func parseWidths(shape string) (widths []int, err error) {
 	for _, w := range strings.Split(shape, "-") {
 		n, err := strconv.Atoi(w)
@@ -141,7 +141,7 @@ func parseWidths(shape string) (widths []int, err error) {
 	return widths, nil
 }
 
-// put loads a model, and gives it features to work on.
+// put loads a model and its input features.
 func (e *experiment) put(d *model.Document) error {
 	p, err := d.Pack(d.Features)
 	if err != nil {
@@ -154,7 +154,7 @@ func (e *experiment) put(d *model.Document) error {
 	return err
 }
 
-// trials measure one thing in the kernel and in user space.
+// trials measures a metric in the kernel and in user space.
 func (e *experiment) trials(metric string, arguments []string, kernel func() (float64, error)) []bench.Trial {
 	user := func(ctx context.Context, how string) ([]bench.Sample, error) {
 		own := strings.Split(strings.Replace(strings.Join(arguments, " "), "scalar", how, 1), " ")

@@ -14,8 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// TestExperiment runs a load of each kind: what can be right or wrong must be right, what is fast or slow must be
-// there.
+// TestExperiment runs a load of each kind. It checks results, and that the figures of times exist.
 func TestExperiment(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")

@@ -23,8 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// lengths of a round: of the turn that a config gets before the next one does, and of all turns, in which every window
-// ends.
+// lengths are the duration of a config's turn, and of a round of all turns, in which every window ends.
 type lengths struct{ turn, round time.Duration }
 
 func (e *experiment) lengths(window time.Duration) lengths {
@@ -39,34 +38,34 @@ func (e *experiment) lengths(window time.Duration) lengths {
 	return l
 }
 
-// publishedRound is how long frames were sent to each config.
+// publishedRound is the published duration of traffic per config.
 const publishedRound = time.Minute
 
-// configs are those that live loads have.
+// configs returns the configs of live loads.
 func (e *experiment) configs() []string {
 	all := configs
 	if e.run.Scale > 0 {
 		all = slices.Concat(configs, genericConfigs)
 	}
-	return e.wanted(all)
+	return e.wantedConfigs(all)
 }
 
-func (e *experiment) wanted(all []string) []string {
+func (e *experiment) wantedConfigs(all []string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(c string) bool { return !e.run.Wants(c) })
 }
 
-// flow is what went through a chain in the turns of a round.
+// flow has the counts of a chain in the turns of a round.
 type flow struct {
-	rates []float64 // of each turn that lost nothing, in 1/s
+	rates []float64 // of each turn without loss, in 1/s
 	sent  uint64
 	lost  uint64
-	cpu   time.Duration // of the thread that sends and receives, the chain included
+	cpu   time.Duration // of the thread that sends and receives, including the chain
 }
 
-// turn sends batches, each when the one before has come through, so that there is never more under way than buffers
-// hold: the sender, the chain and the receiver share a CPU, and the rate is the highest that it carries.
+// turn sends a batch when the previous one was received, so that buffers cannot overflow. Sender, chain and receiver
+// share a CPU; the rate is its capacity.
 func (b *border) turn(length time.Duration, f *flow) error {
-	runtime.LockOSThread() // whose clock is read
+	runtime.LockOSThread() // for its CPU clock
 	defer runtime.UnlockOSThread()
 	start, sent := time.Now(), uint64(0)
 	before, err := cpuTime(unix.CLOCK_THREAD_CPUTIME_ID)
@@ -75,12 +74,12 @@ func (b *border) turn(length time.Duration, f *flow) error {
 	}
 	lost := uint64(0)
 	for time.Since(start) < length {
-		n, came, err := b.batch()
+		n, received, err := b.batch()
 		if err != nil {
 			return err
 		}
 		sent += n
-		lost += n - min(n, came)
+		lost += n - min(n, received)
 	}
 	took := time.Since(start)
 	after, err := cpuTime(unix.CLOCK_THREAD_CPUTIME_ID)
@@ -93,8 +92,8 @@ func (b *border) turn(length time.Duration, f *flow) error {
 	return err
 }
 
-// batch sends one message of each kind of each source, and waits for them.
-func (b *border) batch() (sent, came uint64, err error) {
+// batch sends one message of each kind from each source, and receives them.
+func (b *border) batch() (sent, received uint64, err error) {
 	b.sequence++
 	for i := range batchLen {
 		if b.datagram < datagram {
@@ -107,7 +106,7 @@ func (b *border) batch() (sent, came uint64, err error) {
 		return 0, 0, fmt.Errorf("send: %w", err)
 	}
 	b.sent += uint64(taken)
-	for came < uint64(taken) {
+	for received < uint64(taken) {
 		n, err := b.in.Receive()
 		if err != nil {
 			return 0, 0, fmt.Errorf("receive: %w", err)
@@ -115,12 +114,12 @@ func (b *border) batch() (sent, came uint64, err error) {
 		if n == 0 {
 			break
 		}
-		came += uint64(n)
+		received += uint64(n)
 	}
-	return uint64(taken), came, nil
+	return uint64(taken), received, nil
 }
 
-// live measures a model on frames that come in: what windows of it, or an evaluation of each packet, costs a chain.
+// live measures a model on live frames: the cost of windows, or of an evaluation for each packet, in a chain.
 func (e *experiment) live(ctx context.Context, load, window, when string, d *model.Document) error {
 	length, err := time.ParseDuration(window)
 	if err != nil {
@@ -141,7 +140,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 	})
 }
 
-// round gives configs short turns, so that what else the machine does falls on all of them.
+// round gives configs short turns, so that disturbances affect all of them.
 func (e *experiment) round(ctx context.Context, load string, borders []*border, l lengths) error {
 	flows, control := make([]flow, len(borders)), make([]time.Duration, len(borders))
 	for _, b := range borders {
@@ -162,7 +161,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 		control[i] = -used
 	}
 	start := time.Now()
-	err := traffic.RunOnCPU(0, func() error { return takeTurns(ctx, borders, flows, l) })
+	err := traffic.RunOnCPU(0, func() error { return interleave(ctx, borders, flows, l) })
 	if err != nil {
 		return err
 	}
@@ -178,7 +177,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 			return err
 		}
 		e.run.Record(b.config, load, memory)
-		if err := e.account(b, &flows[i], load); err != nil {
+		if err := e.checkCounters(b, &flows[i], load); err != nil {
 			return err
 		}
 	}
@@ -186,8 +185,8 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 	return nil
 }
 
-// compare records the ratio of rates to those of the same chain without a model in the same round, since rounds differ
-// more than configs.
+// compare records ratios to the rate of the same chain without a model in the same round, since rounds differ more than
+// configs do.
 func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	reference := slices.IndexFunc(borders, func(b *border) bool { return b.config == "none" })
 	if reference < 0 {
@@ -201,9 +200,9 @@ func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	}
 }
 
-// takeTurns measures the configs in turns, each time starting with another one. The first turns are not counted; on a
-// busy machine they may take longer than a round, and each config still gets a turn that counts.
-func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) error {
+// interleave measures the configs in turns, each time starting with another one. The first turns are not counted. On a
+// busy machine they may take longer than a round; each config still gets a counted turn.
+func interleave(ctx context.Context, borders []*border, flows []flow, l lengths) error {
 	n, warm := len(borders), make([]flow, len(borders))
 	start := time.Now()
 	for cycle := 0; cycle <= 1 || time.Since(start) < l.round; cycle++ {
@@ -224,7 +223,7 @@ func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) 
 	return nil
 }
 
-// rate returns the upper quartile of the turns without loss, or 0 if there was none: in the other turns another task
+// rate returns the upper quartile of the turns without loss, or 0 without such a turn. In slower turns another task
 // used the CPU.
 func (f *flow) rate() float64 {
 	if len(f.rates) == 0 {
@@ -233,7 +232,7 @@ func (f *flow) rate() float64 {
 	return bench.Percentile(f.rates, 75)
 }
 
-// samples of a round; control is in CPUs.
+// samples returns the samples of a round; control is in CPUs.
 func (f *flow) samples(control float64) []bench.Sample {
 	return []bench.Sample{
 		bench.P50("lossfree_rate", "1/s", f.rate()),
@@ -243,8 +242,8 @@ func (f *flow) samples(control float64) []bench.Sample {
 	}
 }
 
-// account invalidates the run if a frame was lost, or the classifier's counters do not match the config.
-func (e *experiment) account(b *border, f *flow, load string) error {
+// checkCounters invalidates the run if a frame was lost, or the classifier's counters do not match the config.
+func (e *experiment) checkCounters(b *border, f *flow, load string) error {
 	if f.lost > 0 {
 		e.run.Invalidate("%s, %s: %d of %d frames were lost", load, b.config, f.lost, f.sent)
 	}
@@ -252,7 +251,7 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return nil
 	}
 	n, err := b.counters()
-	// it reads windows now and then
+	// it reads windows periodically
 	for tries := 0; err == nil && n["evaluated"] == 0 && b.kind() == "user" && tries < 600; tries++ {
 		time.Sleep(50 * time.Millisecond)
 		n, err = b.counters()
@@ -263,14 +262,15 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 	if n["messages"] != b.sent {
 		e.run.Invalidate("%s, %s: the classifier counted %d of %d messages", load, b.config, n["messages"], b.sent)
 	}
-	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.tooShort(load) {
+	if judged := n["evaluated"] > 0; judged != (b.config != "none") && !e.isTooShort(load) {
 		e.run.Invalidate("%s, %s: the model was evaluated %d times", load, b.config, n["evaluated"])
 	}
 	return nil
 }
 
-// tooShort reports that no window need have ended: rounds of a quick run are shorter than those of 5 and 10 s.
-func (e *experiment) tooShort(load string) bool {
+// isTooShort reports whether a round may end before the first window: rounds of a quick run are shorter than windows of
+// 5 and 10 s.
+func (e *experiment) isTooShort(load string) bool {
 	return e.run.Quick && (load == "rpl/5s" || load == "rpl/10s")
 }
 
@@ -283,7 +283,7 @@ func (e *experiment) perPacket(ctx context.Context, load, name string) error {
 	return e.live(ctx, load, "1s", "packet", d)
 }
 
-// liveModel is a shipped model, or a perceptron of random weights of a shape on as many features of the extractor.
+// liveModel returns a shipped model, or a perceptron with random weights, whose inputs are features of the extractor.
 func liveModel(name string) (*model.Document, error) {
 	shape, isShape := strings.CutPrefix(name, "mlp-")
 	if !isShape {

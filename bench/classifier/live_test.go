@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// By the extractor's Go implementation, the sent frames are of all kinds and sources.
+// The extractor's Go implementation finds all kinds and sources in the sent frames.
 func TestFrames(t *testing.T) {
 	buf := make([]byte, datagram)
 	for kind, want := range []int{extract.DIS, extract.DIO, extract.DAO, extract.Other} {
@@ -67,7 +67,7 @@ func open(t *testing.T, config, when string) (*experiment, *border) {
 	return &experiment{run: bench.NewRun(bench.Experiment{}, true, 1, nil, io.Discard)}, b
 }
 
-// A run is valid if the classifier counted all frames and evaluated its model; frames that are lost, not counted or not
+// A run is valid if the classifier counted all frames and evaluated its model. Frames that are lost, not counted or not
 // evaluated invalidate it.
 func TestAccount(t *testing.T) {
 	e, b := open(t, "kernel", "packet")
@@ -80,7 +80,7 @@ func TestAccount(t *testing.T) {
 	}
 	for _, step := range []struct {
 		change func()
-		want   string // of what is unsound; empty: nothing is
+		want   string // the reason for an invalid run; empty for a valid one
 	}{
 		{func() {}, ""},
 		{func() { b.sent++ }, "the classifier counted"},
@@ -90,7 +90,7 @@ func TestAccount(t *testing.T) {
 	} {
 		step.change()
 		before := len(e.run.Report().Unsound)
-		if err := e.account(b, &f, "load"); err != nil {
+		if err := e.checkCounters(b, &f, "load"); err != nil {
 			t.Fatal(err)
 		}
 		found := strings.Join(e.run.Report().Unsound[before:], "; ")
@@ -122,12 +122,13 @@ func TestLost(t *testing.T) {
 func TestShortRound(t *testing.T) {
 	_, b := open(t, "bare", "window")
 	flows := make([]flow, 1)
-	if err := takeTurns(t.Context(), []*border{b}, flows, lengths{time.Millisecond, 0}); err != nil || flows[0].sent == 0 {
+	err := interleave(t.Context(), []*border{b}, flows, lengths{time.Millisecond, 0})
+	if err != nil || flows[0].sent == 0 {
 		t.Errorf("%+v, %v", flows, err)
 	}
 }
 
-// Each new version is evaluated once the agent has it.
+// Each new version is evaluated after the agent has accepted it.
 func TestChangeModel(t *testing.T) {
 	_, b := open(t, "user", "packet")
 	before := b.version

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// network is a perceptron of random weights: time does not depend on them.
+// network returns a perceptron with random weights, on which its time does not depend.
 func network(arithmetic string, widths []int) (*model.Document, error) {
 	r := rand.New(rand.NewPCG(1, 2))
 	d := document(model.MLP, widths[0])
@@ -40,7 +40,7 @@ func network(arithmetic string, widths []int) (*model.Document, error) {
 	return d, d.Calibrate(rows)
 }
 
-// forest has whole trees, so that each inference goes all the way down.
+// forest returns complete trees, so that each inference has the full depth.
 func forest(trees, depth int) *model.Document {
 	r := rand.New(rand.NewPCG(1, 2))
 	d := document(model.Forest, model.MaxFeatures)

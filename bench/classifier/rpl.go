@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// rpl is the published experiment with windows of a length: the shipped perceptron on every published window, and how
-// long the evaluation of one window takes.
+// rpl repeats the published experiment with windows of a length: the shipped perceptron on every published window, and
+// the time to evaluate a window.
 func (e *experiment) rpl(ctx context.Context, window string) error {
 	text, err := models.Files.ReadFile("rpl-hello-" + window + ".json")
 	if err != nil {
@@ -31,7 +31,7 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 	if err != nil {
 		return err
 	}
-	if err := e.judge(ctx, window, "", d, rows, labels); err != nil {
+	if err := e.measureModel(ctx, window, "", d, rows, labels); err != nil {
 		return err
 	}
 	small := *d
@@ -39,18 +39,18 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 		return err
 	}
 	small.Arithmetic = model.Int8
-	if err := e.judge(ctx, window, "-int8", &small, rows, labels); err != nil {
+	if err := e.measureModel(ctx, window, "-int8", &small, rows, labels); err != nil {
 		return err
 	}
 	e.rule(window, d, rows, labels)
 	return e.live(ctx, "rpl/"+window, window, "window", d)
 }
 
-// judge measures a model in one arithmetic: its decisions on all rows, and the time for a window.
-func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64,
+// measureModel measures a model in one arithmetic: its classifications of all rows, and the time for a window.
+func (e *experiment) measureModel(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64,
 	labels []int) error {
 	rightly := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) {
-		return e.decide(d, suffix, rows, labels)
+		return e.classifyRows(d, suffix, rows, labels)
 	}}
 	if err := e.run.Interleave(ctx, "rpl/"+window, rightly); err != nil {
 		return err
@@ -64,8 +64,9 @@ func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.
 	return e.run.Interleave(ctx, "rpl/"+window, trials...)
 }
 
-// decide runs the model on all rows, in the kernel.
-func (e *experiment) decide(d *model.Document, suffix string, rows [][]float64, labels []int) ([]bench.Sample, error) {
+// classifyRows runs the model on all rows, in the kernel.
+func (e *experiment) classifyRows(d *model.Document, suffix string, rows [][]float64, labels []int) ([]bench.Sample,
+	error) {
 	if err := e.put(d); err != nil {
 		return nil, err
 	}
@@ -93,7 +94,7 @@ func (e *experiment) decide(d *model.Document, suffix string, rows [][]float64, 
 	return []bench.Sample{share("accuracy", right), share("agreement", same)}, nil
 }
 
-// rule records what `dis > 0` gets right.
+// rule records the accuracy of the rule `dis > 0`.
 func (e *experiment) rule(window string, d *model.Document, rows [][]float64, labels []int) {
 	dis, right := slices.Index(d.Features, "dis"), 0
 	for n, row := range rows {
@@ -106,10 +107,10 @@ func (e *experiment) rule(window string, d *model.Document, rows [][]float64, la
 	}
 }
 
-// columns of the published tables, by feature.
+// columns has the columns of the published tables by feature.
 var columns = map[string]string{"dis": "DisCount", "dio": "DioCount", "dao": "DaoCount", "other": "OtherMsg"}
 
-// published are the windows of a length, in the order of the features, and their labels.
+// published returns the windows of a length, in the order of the features, and their labels.
 func published(window string, features []string) (rows [][]float64, labels []int, err error) {
 	text, err := files.ReadFile("data/helloFlood" + window + "Frame.csv")
 	if err != nil {

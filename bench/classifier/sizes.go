@@ -14,13 +14,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// headers are those of Ethernet, IPv4 and UDP in front of a datagram.
+// headers is the length of the Ethernet, IPv4 and UDP headers.
 const headers = 14 + 20 + 8
 
-// sizeConfigs are those of the loads size/BYTES: plain has no program at the interface.
+// sizeConfigs are the configs of the loads size/BYTES; plain has no program at the interface.
 var sizeConfigs = []string{"plain", "bare", "bare-generic"}
 
-// publishedSizeRound is how long frames of a size are sent to each config in a round.
+// publishedSizeRound is the time for which frames of a size are sent to each config in a round.
 const publishedSizeRound = 10 * time.Second
 
 // sizes measures the loss-free rate of frames of one size, including the Ethernet header, without a model. The frames
@@ -30,15 +30,15 @@ func (e *experiment) sizes(ctx context.Context, load, bytes string) error {
 	if err != nil {
 		return err
 	}
-	wanted := e.wanted(sizeConfigs)
-	e.wasLive = e.wasLive || len(wanted) > 0
-	return e.withBorders(wanted, func(config string) (*border, error) {
+	wantedConfigs := e.wantedConfigs(sizeConfigs)
+	e.wasLive = e.wasLive || len(wantedConfigs) > 0
+	return e.withBorders(wantedConfigs, func(config string) (*border, error) {
 		return openSized(config, frame-headers)
 	}, func(borders []*border) error {
 		for round := range e.run.Rounds {
-			e.run.Progress("%s round %d/%d %s alternating", load, round+1, e.run.Rounds, strings.Join(wanted, ", "))
+			e.run.Progress("%s round %d/%d %s alternating", load, round+1, e.run.Rounds, strings.Join(wantedConfigs, ", "))
 			flows := make([]flow, len(borders))
-			err := traffic.RunOnCPU(0, func() error { return takeTurns(ctx, borders, flows, e.sizeLengths()) })
+			err := traffic.RunOnCPU(0, func() error { return interleave(ctx, borders, flows, e.sizeLengths()) })
 			if err != nil {
 				return err
 			}

@@ -19,12 +19,12 @@ import (
 // sampleEvery is the time between two samples of the CPU time in softirqs, which the kernel counts in ticks.
 const sampleEvery = 500 * time.Millisecond
 
-// steady is the share of the lowest rate without loss at which frames are sent to all configs.
+// steady is the rate of all configs, as a fraction of the lowest loss-free rate.
 const steady = 0.9
 
-// softirqs samples, over the time of a round, how much of the CPU that sends, judges and receives is spent in softirqs:
-// in the interface's part of the stack with its chain. Every config has frames at the same rate, one after the other,
-// with a window's model.
+// softirqs samples, during a round, the fraction of CPU time in softirqs (the receive path with the chain) on the CPU
+// that sends, evaluates and receives. All configs get frames at the same rate, one after the other, with a window's
+// model.
 func (e *experiment) softirqs(ctx context.Context, load, window string) error {
 	d, err := liveModel("rpl-hello-" + window)
 	if err != nil {
@@ -51,7 +51,7 @@ func (e *experiment) softirqs(ctx context.Context, load, window string) error {
 func (e *experiment) softirqRound(ctx context.Context, load string, borders []*border, round int) error {
 	flows := make([]flow, len(borders))
 	err := traffic.RunOnCPU(0, func() error {
-		return takeTurns(ctx, borders, flows, lengths{20 * time.Millisecond, 500 * time.Millisecond})
+		return interleave(ctx, borders, flows, lengths{20 * time.Millisecond, 500 * time.Millisecond})
 	})
 	if err != nil {
 		return err
@@ -64,11 +64,11 @@ func (e *experiment) softirqRound(ctx context.Context, load string, borders []*b
 		return errors.New("there was loss at every rate")
 	}
 	for i := range borders {
-		b := borders[(i+round)%len(borders)] // each is the first one now and then
+		b := borders[(i+round)%len(borders)] // the first config alternates
 		var f flow
 		var shares []float64
 		err := traffic.RunOnCPU(0, func() (err error) {
-			shares, err = b.steadily(ctx, rate, e.softirqLength(), &f)
+			shares, err = b.sendSteadily(ctx, rate, e.softirqLength(), &f)
 			return err
 		})
 		if err != nil {
@@ -91,8 +91,8 @@ func (e *experiment) softirqLength() time.Duration {
 	return max(4*sampleEvery, time.Duration(float64(publishedRound)*e.run.Scale))
 }
 
-// steadily sends batches at a rate of frames, and samples the CPU. It never sleeps: what waits is no softirq.
-func (b *border) steadily(ctx context.Context, rate float64, length time.Duration,
+// sendSteadily sends batches at a rate of frames, and samples the CPU. It busy-waits, which is no softirq time.
+func (b *border) sendSteadily(ctx context.Context, rate float64, length time.Duration,
 	f *flow) (shares []float64, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -110,12 +110,12 @@ func (b *border) steadily(ctx context.Context, rate float64, length time.Duratio
 			if due := begin.Add(time.Duration(float64(f.sent) / rate * 1e9)); time.Now().Before(due) {
 				continue
 			}
-			n, came, err := b.batch()
+			n, received, err := b.batch()
 			if err != nil {
 				return nil, err
 			}
 			f.sent += n
-			f.lost += n - min(n, came)
+			f.lost += n - min(n, received)
 		}
 		now, err := softirqTime(0)
 		if err != nil {

@@ -33,8 +33,8 @@ func init() {
 	})
 }
 
-// ground is what all loads stand on.
-type ground struct {
+// topology is the lab of all loads.
+type topology struct {
 	bench.Closers
 	lab     *netlab.Lab
 	service *netlab.Host
@@ -42,7 +42,7 @@ type ground struct {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	g, err := newGround(labPrefix)
+	g, err := newTopology(labPrefix)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	return nil
 }
 
-func (g *ground) trials(r *bench.Run, load string) []bench.Trial {
+func (g *topology) trials(r *bench.Run, load string) []bench.Trial {
 	var all []bench.Trial
 	for _, c := range []struct{ config, load string }{{"kerb", load}, {"constants", "constants"}} {
 		all = append(all, bench.Trial{Config: c.config, Measure: func(ctx context.Context) ([]bench.Sample, error) {
@@ -75,17 +75,17 @@ func (g *ground) trials(r *bench.Run, load string) []bench.Trial {
 	return all
 }
 
-func newGround(prefix string) (*ground, error) {
+func newTopology(prefix string) (*topology, error) {
 	binary, err := copyKerb()
 	if err != nil {
 		return nil, err
 	}
-	g := &ground{binary: binary}
+	g := &topology{binary: binary}
 	g.Later(func() error { return tempdir.Remove(filepath.Dir(binary)) })
 	return g, g.CloseOn(g.build(prefix))
 }
 
-func (g *ground) build(prefix string) (err error) {
+func (g *topology) build(prefix string) (err error) {
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func (g *ground) build(prefix string) (err error) {
 	return g.lab.AddUnderlay()
 }
 
-// copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have
-// mapped would be charged to the agent only in part, and it would look smaller than it is on a node.
+// copyKerb copies the installed kerb. Pages of a file that other processes map, too, would be charged to the agent only
+// in part (PSS).
 func copyKerb() (string, error) {
 	kerb, err := binpath.FindKerb()
 	if err != nil {

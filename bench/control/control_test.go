@@ -53,7 +53,7 @@ func TestLoads(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	g, err := newGround("kbctt")
+	g, err := newTopology("kbctt")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-func checkLoad(t *testing.T, g *ground, r *bench.Run, name string, metrics []string) {
+func checkLoad(t *testing.T, g *topology, r *bench.Run, name string, metrics []string) {
 	t.Helper()
 	samples, err := g.measure(t.Context(), r, name)
 	if err != nil {

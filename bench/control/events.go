@@ -28,9 +28,9 @@ const (
 	drainLimit   = 10 * time.Second
 )
 
-// eventRate has the module send events, by test runs of its chain: packets on wires would take the CPU that reads. The
-// rate that counts is that of reading, to the last event: what just waits in the ring when sending ends does not
-// flatter it.
+// eventRate makes the module send events by test runs of its chain, since real packets would take CPU time from the
+// reader. The measured rate is that of reading up to the last event, so that events in the ring when sending ends do
+// not raise it.
 func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 	if !s.load.events {
 		return nil
@@ -59,8 +59,7 @@ func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 	return nil
 }
 
-// sweep returns the highest rate at which try had no loss. try takes the offered rate and returns the rate that was
-// read.
+// sweep returns the highest rate without loss. try receives the offered rate and returns the rate of reading.
 func sweep(bisections int, try func(rate float64) (read float64, lost bool, err error)) (best float64, err error) {
 	good, bad := 0.0, 0.0
 	step := func(rate float64) error {
@@ -100,7 +99,7 @@ type offer struct {
 	unaccounted uint64
 }
 
-// twice gives a rate another chance: neighbours on the machine may have stopped the reader the first time.
+// twice retries a rate, since other virtual machines may have stopped the reader the first time.
 func (o *offer) twice(ctx context.Context, rate float64) (read float64, lost bool, err error) {
 	for range 2 {
 		if err := ctx.Err(); err != nil {
@@ -132,7 +131,7 @@ func (o *offer) once(rate float64) (read float64, lost bool, err error) {
 	return float64(got) / took.Seconds(), after.lost > before.lost, nil
 }
 
-// send makes test runs in bursts, a thousand a second.
+// send makes test runs in 1,000 bursts per second.
 func (o *offer) send(rate float64) error {
 	frame, err := eventFrame()
 	if err != nil {
@@ -148,7 +147,8 @@ func (o *offer) send(rate float64) error {
 	return nil
 }
 
-// counts are since the module was deployed: sent and lost by the data plane's word, read by the control plane's.
+// counts are events since the module was deployed: sent and lost as counted by the data plane, read as counted by the
+// control plane.
 type counts struct{ sent, lost, read uint64 }
 
 func (o *offer) count() (c counts, err error) {

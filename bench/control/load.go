@@ -18,19 +18,19 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// eventPort is the port of whose packets the Python module reports.
+// eventPort is the port whose packets the Python module reports.
 const eventPort = 7412
 
-// load is the modules that are deployed.
+// load has the deployed modules.
 type load struct {
 	modules []v1.Module
-	// change is the module with its nth config; nil where there is nothing to configure.
+	// change returns the module with its nth config; nil if there is nothing to configure.
 	change  func(n int) v1.Module
 	events  bool // the last module sends events
 	control bool
 }
 
-// newLoad writes what packages it needs into dir.
+// newLoad writes the packages that it needs to dir.
 func newLoad(name, dir string) (load, error) {
 	counter := node.Module("counter", "counter", "*", nil)
 	switch name {
@@ -48,7 +48,7 @@ func newLoad(name, dir string) (load, error) {
 	return load{}, fmt.Errorf("no load %q", name)
 }
 
-// others are the built-in modules alongside counter and firewall, each with something to do.
+// others returns the built-in modules except counter and firewall, each with a config that makes it active.
 func others() []v1.Module {
 	tunnel := node.Module("tunnel", "tunnel", "*", map[string]any{
 		"nodes": []map[string]any{{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}})

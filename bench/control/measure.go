@@ -15,17 +15,17 @@ import (
 
 const totalMemory = "agent_and_control_memory"
 
-// Changes of config in a round, and how long a control plane may take to start.
+// Changes of config per round, and timeouts.
 const (
 	changes      = 10
 	changesQuick = 2
 	startLimit   = time.Minute
 	pollEvery    = time.Millisecond
-	settle       = 5 * time.Second // after a change, until what only it needed is given back (package lean)
+	settle       = 5 * time.Second // after a change, until its memory is returned (package memtrim)
 )
 
 // measure measures one round of one load, with a new agent, so that its control planes start cold.
-func (g *ground) measure(ctx context.Context, r *bench.Run, name string) (_ []bench.Sample, err error) {
+func (g *topology) measure(ctx context.Context, r *bench.Run, name string) (_ []bench.Sample, err error) {
 	n, err := node.StartBinary(g.lab.Node(), g.binary)
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (g *ground) measure(ctx context.Context, r *bench.Run, name string) (_ []be
 	return s.samples, nil
 }
 
-// subject is an agent with a load, and what was found of it.
+// subject is an agent with a load, and its results.
 type subject struct {
 	*node.Node
 	load    load
@@ -139,7 +139,7 @@ func (s *subject) configure(_ context.Context, r *bench.Run) error {
 	return nil
 }
 
-// memory comes after the changes, which leave garbage behind as they do on a node.
+// memory is measured after the changes, which leave garbage as on a node.
 func (s *subject) memory(context.Context, *bench.Run) error {
 	time.Sleep(settle)
 	agent, err := node.Proportional(s.PID())

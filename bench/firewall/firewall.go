@@ -105,7 +105,7 @@ func runLoad(ctx context.Context, r *bench.Run, load string) error {
 		open = openKerbSet
 	}
 	for _, c := range []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", open}} {
-		var g *ground
+		var g *topology
 		trials = append(trials, bench.Trial{Config: c.name,
 			Open: func() (_ io.Closer, err error) {
 				if g, err = prepare(c, load); err == nil && g.filters() {
@@ -121,12 +121,12 @@ func runLoad(ctx context.Context, r *bench.Run, load string) error {
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // prepare builds the lab of a config and checks that the rules are in effect.
-func prepare(c config, load string) (*ground, error) {
+func prepare(c config, load string) (*topology, error) {
 	kind, n, packets, err := loadOf(load)
 	if err != nil {
 		return nil, err
 	}
-	g, err := openGround("kbfw" + c.name[:2])
+	g, err := openTopology("kbfw" + c.name[:2])
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func prepare(c config, load string) (*ground, error) {
 		g.packets, err = packetsOf(packets, g.rules)
 	}
 	if err == nil {
-		err = g.raise(c.open)
+		err = g.setup(c.open)
 	}
 	if err == nil && g.filters() {
 		err = g.verify()
@@ -158,7 +158,7 @@ func timesOf(quick bool) times {
 
 // measure measures one round of a config. TCP's own work is a hundred times that of a rule, so that the cost of rules
 // is measured with frames and test runs. TCP is skipped for loads with other packets.
-func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
+func measure(r *bench.Run, g *topology) (samples []bench.Sample, err error) {
 	t := timesOf(r.Quick)
 	if g.filters() {
 		took, err := g.replace()
@@ -188,8 +188,8 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 		}
 		samples = append(samples, bench.P50("forward", "ns", forward))
 	}
-	if wall, ok := g.wall.(Runnable); ok && g.packets == nil {
-		packet, err := g.testRun(wall)
+	if firewall, ok := g.firewall.(Runnable); ok && g.packets == nil {
+		packet, err := g.testRun(firewall)
 		if err != nil {
 			return nil, err
 		}
@@ -199,7 +199,7 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 }
 
 // measureTCP measures the effect of a firewall on throughput and on round trips.
-func measureTCP(g *ground, t times) ([]bench.Sample, error) {
+func measureTCP(g *topology, t times) ([]bench.Sample, error) {
 	gigabits, err := g.throughput(t.throughput)
 	if err != nil {
 		return nil, err

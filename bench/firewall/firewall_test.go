@@ -186,7 +186,7 @@ func TestVerifySeesAMissingFirewall(t *testing.T) {
 	if errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
 	}
-	if !errors.Is(err, errWall) {
+	if !errors.Is(err, errNotInEffect) {
 		t.Errorf("verify: %v", err)
 	}
 }

@@ -129,8 +129,8 @@ const elementChanges = 10
 
 // measureElements measures a change of one element, for sets only. nft is started for each change; command_time is the
 // time of kerb set add.
-func measureElements(g *ground) (samples []bench.Sample, err error) {
-	set, ok := g.wall.(withSet)
+func measureElements(g *topology) (samples []bench.Sample, err error) {
+	set, ok := g.firewall.(withSet)
 	if !ok || !isSet(g.rules) {
 		return nil, nil
 	}
@@ -147,7 +147,7 @@ func measureElements(g *ground) (samples []bench.Sample, err error) {
 		samples = append(samples, bench.P50(metric, "ms", bench.Median(times)))
 	}
 	measure("element_time", set.change)
-	if k, ok := g.wall.(kerbSet); ok {
+	if k, ok := g.firewall.(kerbSet); ok {
 		measure("command_time", k.command)
 	} else {
 		measure("command_time", set.change)

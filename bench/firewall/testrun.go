@@ -28,8 +28,8 @@ const (
 )
 
 // testRun returns the time of the program alone for an allowed packet, in ns.
-func (g *ground) testRun(wall Runnable) (float64, error) {
-	p, err := wall.Program()
+func (g *topology) testRun(firewall Runnable) (float64, error) {
+	p, err := firewall.Program()
 	if err != nil {
 		return 0, err
 	}

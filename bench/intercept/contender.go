@@ -85,15 +85,15 @@ func withSocket(all []config) []config {
 	return all
 }
 
-// essential are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
-var essential = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ringbuf-spin-fifo",
+// quickConfigs are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
+var quickConfigs = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ringbuf-spin-fifo",
 	"socket", "socket-eager", "socket-fifo", "socket-ready", "socket-adaptive-*", "socket-spin-fifo", "clock-fifo"}
 
-// enduring are the configs of the long loads.
-var enduring = []string{"ringbuf", "socket"}
+// longConfigs are the configs of the long loads.
+var longConfigs = []string{"ringbuf", "socket"}
 
-// called reports whether a pattern matches the config.
-func (c config) called(pattern string) bool {
+// matchesName reports whether a pattern matches the config.
+func (c config) matchesName(pattern string) bool {
 	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
 	return ok
 }

@@ -83,14 +83,14 @@ type stream struct {
 // tails are the stats of times.
 var tails = []string{"p1", "p25", "p50", "p75", "p99", "p99.9", "max"}
 
-type ends struct {
+type endReport struct {
 	Seconds, CPU    float64
 	Ctrl, Data, Log stream
 
 	memory bench.Sample // of the box, the agent, its control planes and its modules' maps
 }
 
-func (e *ends) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
+func (e *endReport) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
 
 // startController has a class for each kind of message, distinguished by the type in it.
 func (p *place) startController(action string, answer any) error {
@@ -117,15 +117,15 @@ func (p *place) startController(action string, answer any) error {
 		return err
 	}
 	if answer != nil {
-		if err := p.takeReplies(); err != nil {
+		if err := p.acceptReplies(); err != nil {
 			return err
 		}
 	}
 	return p.awaitSocket()
 }
 
-// takeReplies has the sender's end of the veth take frames that XDP_TX sends: it must have a program of its own.
-func (p *place) takeReplies() error {
+// acceptReplies has the sender's end of the veth take frames that XDP_TX sends: it must have a program of its own.
+func (p *place) acceptReplies() error {
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2),
 		asm.Return()}})
 	if err != nil {
@@ -196,8 +196,8 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 	var trials []bench.Trial
 	all := len(c.run.Configs) == 0
 	for _, b := range boxes {
-		essential := slices.Contains([]string{"socket", "ring", "kernel"}, b.name)
-		if !c.run.Wants(b.name) || all && c.run.Quick && !essential {
+		quickConfigs := slices.Contains([]string{"socket", "ring", "kernel"}, b.name)
+		if !c.run.Wants(b.name) || all && c.run.Quick && !quickConfigs {
 			continue
 		}
 		p, err := c.place(b.hook)
@@ -305,7 +305,8 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 }
 
 // exchange runs box, clients and flood. The CPU time of the program includes that of agent and control planes.
-func (c *controller) exchange(ctx context.Context, b box, p *place, name string) (client, program ends, err error) {
+func (c *controller) exchange(ctx context.Context, b box, p *place, name string) (client, program endReport,
+	err error) {
 	where := p.nic
 	switch b.program {
 	case "classes":
@@ -329,7 +330,7 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 	if err != nil {
 		return client, program, fmt.Errorf("the receiver gets no messages: %w", err)
 	}
-	sendErr := c.send3(ctx, b, p, name, &client)
+	sendErr := c.runClients(ctx, b, p, name, &client)
 	after, cpuErr := p.agentCPU()
 	memory, memoryErr := p.memory(cmd.Process.Pid)
 	_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -361,8 +362,8 @@ func closeAll(files []*os.File) {
 // floodRate is of packets to a port without a program, on the interface of the messages.
 const floodPort, floodRate = 9, 100_000
 
-// send3 makes the clients send all kinds of messages, or only CTRL.
-func (c *controller) send3(ctx context.Context, b box, p *place, name string, client *ends) error {
+// runClients makes the clients send all kinds of messages, or only CTRL.
+func (c *controller) runClients(ctx context.Context, b box, p *place, name string, client *endReport) error {
 	ms, cpu := strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender)
 	to, n := p.lab.Gateway4().String(), strconv.Itoa(len(kinds))
 	if name == "alone" {
@@ -413,7 +414,7 @@ func (c *controller) checkFlood(line []byte, ended error, stderr string) {
 		status, ok := exit.Sys().(syscall.WaitStatus)
 		killed = ok && status.Signal() == syscall.SIGKILL
 	}
-	var flood sentBy
+	var flood senderReport
 	if err := json.Unmarshal(line, &flood); err != nil || !killed {
 		c.run.Invalidate("flood: reported %q and exited early: %v: %s", line, ended, stderr)
 		return

@@ -71,10 +71,10 @@ func (p *place) attach(program, inherited string) error {
 	return err
 }
 
-// putInFront replaces the chain that the agent has attached by front, which calls the chain. The agent reverts this
+// attachFront replaces the chain that the agent has attached by front, which calls the chain. The agent reverts this
 // when it reconciles, for example some seconds after its start. putInFront is therefore called before each round, and
 // does nothing if front is attached.
-func (p *place) putInFront() error {
+func (p *place) attachFront() error {
 	if p.node == nil {
 		return nil
 	}

@@ -48,20 +48,20 @@ func loads() []string {
 type load struct {
 	name       string
 	size, rate int
-	besides    string // idle, stress, io, memory
+	background string // idle, stress, io, memory
 	endurance  bool
 }
 
 func parseLoad(name string) (load, error) {
 	part := strings.Split(name, "/")
-	l := load{name: name, besides: part[2]}
+	l := load{name: name, background: part[2]}
 	var err, err2 error
 	l.size, err = strconv.Atoi(part[0])
 	l.rate, err2 = strconv.Atoi(strings.TrimSuffix(part[1], "k"))
 	l.rate *= 1000
-	if strings.HasPrefix(l.besides, "endurance") {
+	if strings.HasPrefix(l.background, "endurance") {
 		l.endurance = true
-		l.besides = strings.TrimPrefix(strings.TrimPrefix(l.besides, "endurance"), "-")
+		l.background = strings.TrimPrefix(strings.TrimPrefix(l.background, "endurance"), "-")
 	}
 	return l, errors.Join(err, err2)
 }
@@ -135,12 +135,12 @@ func (e *experiment) chosen(l load) []config {
 	switch {
 	case len(e.run.Configs) > 0: // the run has its own
 	case l.endurance:
-		patterns = enduring
+		patterns = longConfigs
 	case e.run.Quick:
-		patterns = essential
+		patterns = quickConfigs
 	}
 	return slices.DeleteFunc(slices.Clone(configs), func(c config) bool {
-		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.called) || !e.run.Wants(c.name)
+		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.matchesName) || !e.run.Wants(c.name)
 	})
 }
 
@@ -162,7 +162,7 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 			return e.measure(ctx, c, p, l)
 		}})
 	}
-	s, err := startStress(l.besides)
+	s, err := startStress(l.background)
 	if e.run.LeftOut(l.name, err) {
 		return nil
 	}

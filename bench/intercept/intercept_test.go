@@ -100,7 +100,7 @@ func TestAllReceive(t *testing.T) {
 				t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
 			}
 			for _, size := range []int{64, 512, 1024} {
-				samples, err := e.measure(t.Context(), c, p, load{name: "test", size: size, rate: 3000, besides: "idle"})
+				samples, err := e.measure(t.Context(), c, p, load{name: "test", size: size, rate: 3000, background: "idle"})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -131,7 +131,7 @@ func TestAllReceive(t *testing.T) {
 // also after the agent has put its chain back in the place of that program.
 func TestT1IsTakenInFront(t *testing.T) {
 	e := newExperiment(t, sources...)
-	l := load{name: "test", size: 64, rate: 3000, besides: "idle"}
+	l := load{name: "test", size: 64, rate: 3000, background: "idle"}
 	for _, name := range []string{"socket", "ringbuf", "same-t2"} {
 		c := named(name)
 		p := e.open(t, c.hook)
@@ -169,7 +169,7 @@ func TestT1IsTakenInFront(t *testing.T) {
 func TestWithoutT1(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "plain")
-	_, err := e.measure(t.Context(), named("socket"), p, load{name: "test", size: 64, rate: 3000, besides: "idle"})
+	_, err := e.measure(t.Context(), named("socket"), p, load{name: "test", size: 64, rate: 3000, background: "idle"})
 	if err == nil || !strings.Contains(err.Error(), "have no T1") {
 		t.Error(err)
 	}
@@ -185,7 +185,7 @@ func TestSocketTellsLosses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := load{name: "test", size: 64, rate: 50000, besides: "idle"}
+	l := load{name: "test", size: 64, rate: 50000, background: "idle"}
 	all := p.packets() + 25000
 	_ = r.Cmd.Process.Signal(syscall.SIGSTOP)
 	go func() {
@@ -256,7 +256,7 @@ func TestCPU(t *testing.T) {
 		if c.name != "socket" && c.name != "socket-spin" {
 			continue
 		}
-		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, besides: "idle"})
+		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, background: "idle"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -270,8 +270,8 @@ func TestCPU(t *testing.T) {
 // --quick and the long loads have some receivers of their own, unless some are named; each pattern stands for one.
 func TestContenders(t *testing.T) {
 	quick := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
-	for _, pattern := range slices.Concat(essential, enduring) {
-		if !slices.ContainsFunc(configs, func(c config) bool { return c.called(pattern) }) {
+	for _, pattern := range slices.Concat(quickConfigs, longConfigs) {
+		if !slices.ContainsFunc(configs, func(c config) bool { return c.matchesName(pattern) }) {
 			t.Errorf("there is no receiver %q", pattern)
 		}
 	}
@@ -281,8 +281,8 @@ func TestContenders(t *testing.T) {
 		t.Errorf("chosen: %+v", got)
 	}
 	quick.Configs = nil
-	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(essential) ||
-		len(long) != len(enduring) {
+	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(quickConfigs) ||
+		len(long) != len(longConfigs) {
 		t.Errorf("%d receivers in a quick run, %d in a long one", len(quick), len(long))
 	}
 }
@@ -293,8 +293,8 @@ func TestLoads(t *testing.T) {
 		if err != nil || l.size < 64 {
 			t.Errorf("%s: %+v, %v", name, l, err)
 		}
-		if _, known := stressors[l.besides]; !known && l.besides != "idle" && l.besides != "" {
-			t.Errorf("%s: nothing is called %q", name, l.besides)
+		if _, known := stressors[l.background]; !known && l.background != "idle" && l.background != "" {
+			t.Errorf("%s: nothing is called %q", name, l.background)
 		}
 	}
 }
@@ -311,7 +311,7 @@ func TestPlacesEnd(t *testing.T) {
 // Kerb's costs include the agent; those of a socket on the same node do not.
 func TestCostHasAgent(t *testing.T) {
 	e, agent := &experiment{}, 0.5
-	sent, received, idle := sentBy{agent: &agent}, receivedBy{CPU: 0.25}, load{}
+	sent, received, idle := senderReport{agent: &agent}, receiverReport{CPU: 0.25}, load{}
 	want := []bench.Sample{bench.P50("cpu", "cores", 0.75), bench.P50("agent_cpu", "cores", 0.5)}
 	if got := e.samples(named("same-t2"), idle, sent, received); !slices.Equal(got, want) {
 		t.Errorf("of Kerb: %+v", got)
@@ -320,7 +320,7 @@ func TestCostHasAgent(t *testing.T) {
 	if got := e.samples(alongside[0], idle, sent, received); !slices.Equal(got, want) {
 		t.Errorf("of the socket: %+v", got)
 	}
-	if got := e.samples(named("kmod"), idle, sentBy{}, received); !slices.Equal(got, want) {
+	if got := e.samples(named("kmod"), idle, senderReport{}, received); !slices.Equal(got, want) {
 		t.Errorf("of the kernel module, without an agent: %+v", got)
 	}
 }
@@ -335,7 +335,7 @@ func TestCost(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%.600v", err)
 		}
-		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, rate: 3000, besides: "idle"})
+		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, rate: 3000, background: "idle"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,7 +38,7 @@ func (p *place) startKerb(action string) error {
 	}}})); err != nil {
 		return err
 	}
-	if err := p.putInFront(); err != nil {
+	if err := p.attachFront(); err != nil {
 		return err
 	}
 	return p.awaitSocket()

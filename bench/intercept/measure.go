@@ -18,17 +18,17 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// sentBy is the output of the sender.
-type sentBy struct {
+// senderReport is the output of the sender.
+type senderReport struct {
 	Sent    uint64
 	Seconds float64
 
 	agent *float64 // CPUs that agent and control planes used meanwhile; nil where none run
 }
 
-// receivedBy is the output of a receiver: times in us, Memory in MiB, and voluntary (Waits) and involuntary (Preempted)
-// context switches.
-type receivedBy struct {
+// receiverReport is the output of a receiver: times in us, Memory in MiB, and voluntary (Waits) and involuntary
+// (Preempted) context switches.
+type receiverReport struct {
 	bench.Times
 
 	ToProgram bench.Times `json:"to_program"` // since the sender has made the message
@@ -44,12 +44,12 @@ const attempts = 3
 
 // measure measures one round of a config. Configs that receive the same packets are recorded under their own names.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
-	running, err := e.together(c)
+	running, err := e.sharedReceivers(c)
 	if err != nil {
 		return nil, err
 	}
-	var sent sentBy
-	var received []receivedBy
+	var sent senderReport
+	var received []receiverReport
 	for attempt := 0; attempt == 0 || received[0].Unstamped > 0; attempt++ {
 		if attempt == attempts {
 			return nil, fmt.Errorf("%d of %d packets have no T1: %s removes the program that writes it",
@@ -65,8 +65,8 @@ func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([
 	return e.samples(c, l, sent, received[0]), nil
 }
 
-// together returns a config and those that receive the same packets, if they are available on this machine.
-func (e *experiment) together(c config) ([]config, error) {
+// sharedReceivers returns a config and those that receive the same packets, if they are available on this machine.
+func (e *experiment) sharedReceivers(c config) ([]config, error) {
 	running := []config{c}
 	for _, other := range alongside {
 		if other.hook != c.hook {
@@ -86,11 +86,11 @@ func (e *experiment) together(c config) ([]config, error) {
 
 // deliver sends the packets of a round to the receivers of some configs, all at once.
 func (e *experiment) deliver(ctx context.Context, to []config, p *place,
-	l load) (sent sentBy, received []receivedBy, err error) {
+	l load) (sent senderReport, received []receiverReport, err error) {
 	length := l.length(e.length, e.run.Quick, e.run.Scale)
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel() // which ends receivers after an error
-	if err := p.putInFront(); err != nil {
+	if err := p.attachFront(); err != nil {
 		return sent, nil, err
 	}
 	var receivers []*receiver
@@ -115,7 +115,7 @@ func (e *experiment) deliver(ctx context.Context, to []config, p *place,
 }
 
 // samples returns the results of a receiver.
-func (e *experiment) samples(c config, l load, sent sentBy, received receivedBy) []bench.Sample {
+func (e *experiment) samples(c config, l load, sent senderReport, received receiverReport) []bench.Sample {
 	cost := []bench.Sample{bench.P50("cpu", "cores", received.CPU)}
 	if c.program == "kerb" && sent.agent != nil {
 		cost[0].Value += *sent.agent
@@ -143,7 +143,7 @@ func (e *experiment) samples(c config, l load, sent sentBy, received receivedBy)
 const grace = 20 * time.Second
 
 // check voids the run if packets came twice or out of order, or were lost without a report to the receiver.
-func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
+func (e *experiment) check(c config, l load, sent senderReport, received receiverReport) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
 		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder,
 			received.Received, sent.Sent)
@@ -191,7 +191,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 }
 
 // result waits until the program has received the last message.
-func (r *receiver) result() (received receivedBy, err error) {
+func (r *receiver) result() (received receiverReport, err error) {
 	<-r.ended
 	if r.err != nil {
 		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.Stderr)
@@ -204,7 +204,7 @@ func (r *receiver) result() (received receivedBy, err error) {
 
 // send returns when the receivers have ended; the sender repeats the last message until then.
 func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration,
-	receivers []*receiver) (sent sentBy, err error) {
+	receivers []*receiver) (sent senderReport, err error) {
 	before, err := p.unsent()
 	if err != nil {
 		return sent, err

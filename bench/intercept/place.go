@@ -39,13 +39,13 @@ func openPlace(hook string) (*place, error) {
 		files: func() ([]*os.File, error) { return nil, nil }}
 	if p.sender, err = lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true}); err == nil {
 		p.nic = p.sender.Outer()
-		err = p.raise()
+		err = p.setup()
 	}
 	return p, p.CloseOn(err)
 }
 
-// raise puts the hook into place.
-func (p *place) raise() error {
+// setup puts the hook into place.
+func (p *place) setup() error {
 	switch p.hook {
 	case "kerb":
 		return p.startKerb("steal")

@@ -13,21 +13,21 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// seen is a packet as a receiver had it: struct seen of meter.h.
-type seen struct{ Number, FrontT1, T1, T2 uint64 }
+// packetTimes is a packet as a receiver had it: struct seen of meter.h.
+type packetTimes struct{ Number, FrontT1, T1, T2 uint64 }
 
-// readSeen returns the packets of a receiver by their number, each of which it had once.
-func readSeen(t *testing.T, file string) map[uint64]seen {
+// readPacketTimes returns the packets of a receiver by their number, each of which it had once.
+func readPacketTimes(t *testing.T, file string) map[uint64]packetTimes {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := make([]seen, len(text)/binary.Size(seen{}))
+	all := make([]packetTimes, len(text)/binary.Size(packetTimes{}))
 	if err := binary.Read(bytes.NewReader(text), binary.NativeEndian, all); err != nil {
 		t.Fatal(err)
 	}
-	by := map[uint64]seen{}
+	by := map[uint64]packetTimes{}
 	for _, s := range all {
 		if _, twice := by[s.Number]; twice {
 			t.Errorf("%s has packet %d twice", file, s.Number)
@@ -46,20 +46,20 @@ func TestSamePackets(t *testing.T) {
 	p := e.open(t, "both")
 	e.packets, e.length = t.TempDir(), time.Second
 	ring := named("same-t2")
-	running, err := e.together(ring)
+	running, err := e.sharedReceivers(ring)
 	if err != nil || loaded && len(running) != 3 {
 		t.Fatalf("%+v, %v", running, err)
 	}
-	l := load{name: "test", size: 64, rate: packets, besides: "idle"}
+	l := load{name: "test", size: 64, rate: packets, background: "idle"}
 	if _, err := e.measure(t.Context(), ring, p, l); err != nil {
 		t.Fatal(err)
 	}
 	if unsound := e.run.Report().Unsound; len(unsound) > 0 {
 		t.Error(unsound)
 	}
-	all := map[string]map[uint64]seen{}
+	all := map[string]map[uint64]packetTimes{}
 	for _, c := range running {
-		all[c.name] = readSeen(t, filepath.Join(e.packets, c.name))
+		all[c.name] = readPacketTimes(t, filepath.Join(e.packets, c.name))
 		if n := len(all[c.name]); n != packets {
 			t.Errorf("%s had %d of %d packets", c.name, n, packets)
 		}
@@ -80,7 +80,7 @@ func TestSamePackets(t *testing.T) {
 }
 
 // report logs how a receiver's times differ from the ring's: medians, which mean nothing in an emulated machine.
-func report(t *testing.T, name string, theirs, ours map[uint64]seen) {
+func report(t *testing.T, name string, theirs, ours map[uint64]packetTimes) {
 	t.Helper()
 	var kernel, program, behind []float64
 	later := 0

@@ -77,11 +77,11 @@ func (n *place) burst(ctx context.Context, pods int, config string) (times []flo
 	if err != nil {
 		return nil, 0, err
 	}
-	times, err = n.together(all, func(s sandbox) error {
+	times, err = n.addConcurrently(all, func(s sandbox) error {
 		_, err := runtime.AddNetworkList(ctx, list, s.conf)
 		return err
 	})
-	_, deleted := n.together(all, func(s sandbox) error { return runtime.DelNetworkList(ctx, list, s.conf) })
+	_, deleted := n.addConcurrently(all, func(s sandbox) error { return runtime.DelNetworkList(ctx, list, s.conf) })
 	left, failed := n.collect()
 	return times, left, errors.Join(err, deleted, failed)
 }
@@ -96,8 +96,8 @@ func (n *place) collect() (int, error) {
 	return len(services), n.agent.Call("POST", "/v1/apply?prune=true&owner="+names.OwnerPods, []any{}, nil)
 }
 
-// together calls f for all sandboxes at once, among the node's interfaces, and returns how long each call took.
-func (n *place) together(all []sandbox, f func(sandbox) error) ([]float64, error) {
+// addConcurrently calls f for all sandboxes at once, among the node's interfaces, and returns how long each call took.
+func (n *place) addConcurrently(all []sandbox, f func(sandbox) error) ([]float64, error) {
 	times, failed := make([]float64, len(all)), make([]error, len(all))
 	var ready, running sync.WaitGroup
 	begin := make(chan struct{})

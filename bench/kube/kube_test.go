@@ -56,7 +56,7 @@ func TestBurst(t *testing.T) {
 	})
 	var here sync.WaitGroup
 	here.Add(3)
-	if _, err := n.together(make([]sandbox, 3), func(sandbox) error {
+	if _, err := n.addConcurrently(make([]sandbox, 3), func(sandbox) error {
 		here.Done()
 		here.Wait() // until all three are at the same place
 		return nil
@@ -80,7 +80,7 @@ func TestBurst(t *testing.T) {
 			t.Fatal(err)
 		}
 		runtime := n.runtime(filepath.Join(t.TempDir(), "cache"))
-		if _, err := n.together(all, func(s sandbox) error {
+		if _, err := n.addConcurrently(all, func(s sandbox) error {
 			_, err := runtime.AddNetworkList(t.Context(), list, s.conf)
 			return err
 		}); err != nil {
@@ -89,7 +89,7 @@ func TestBurst(t *testing.T) {
 		if seen := services(); seen != wanted {
 			t.Errorf("with %s, the agent has %d services of three pods", config, seen)
 		}
-		if _, err := n.together(all, func(s sandbox) error {
+		if _, err := n.addConcurrently(all, func(s sandbox) error {
 			return runtime.DelNetworkList(t.Context(), list, s.conf)
 		}); err != nil {
 			t.Fatal(err)

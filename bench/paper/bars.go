@@ -14,27 +14,27 @@ const bars = "bars"
 // ratioOf is the metric of bars that are ratios of a metric to the first config.
 func ratioOf(metric string) string { return "ratio of " + metric }
 
-// shown is a figure that a report has enough for.
-type shown struct {
+// plottedFigure is a figure that a report has enough for.
+type plottedFigure struct {
 	bench.Figure
 	from *bench.Report
 }
 
-func (t *Table) shown(p *Part) (all []shown) {
+func (t *Table) plottedFigure(p *Part) (all []plottedFigure) {
 	for _, f := range t.Figures {
 		from := p.Report
 		if f.Kind == bars {
 			from = t.bars(p.Report)
 		}
 		if hasFigure(from, f) {
-			all = append(all, shown{f, from})
+			all = append(all, plottedFigure{f, from})
 		}
 	}
 	return all
 }
 
-// shown are the figures of several tables, with a group of bars for each.
-func (w *Work) shown(r *Report) (all []shown) {
+// plottedFigure are the figures of several tables, with a group of bars for each.
+func (w *Work) plottedFigure(r *Report) (all []plottedFigure) {
 	from := &bench.Report{}
 	for i := range w.Tables {
 		t := &w.Tables[i]
@@ -48,7 +48,7 @@ func (w *Work) shown(r *Report) (all []shown) {
 	}
 	for _, f := range w.Figures {
 		if hasFigure(from, f) {
-			all = append(all, shown{f, from})
+			all = append(all, plottedFigure{f, from})
 		}
 	}
 	return all

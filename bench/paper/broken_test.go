@@ -54,7 +54,7 @@ func TestPublishedFiguresHold(t *testing.T) {
 		for _, last := range []bool{false, true} {
 			n := 0
 			for _, c := range w.Claims {
-				switch v := c.judge(publishedFigures(w, last)); v.outcome {
+				switch v := c.evaluate(publishedFigures(w, last)); v.outcome {
 				case holds:
 					n++
 				case holdsNot:
@@ -82,10 +82,10 @@ func TestBrokenRunsSettleNothing(t *testing.T) {
 				p.Report.Unsound = []string{"answers were wrong"}
 			}
 			accuracy := strings.Contains(c.Text, "accuracy") // may be 0
-			if v := c.judge(zeros); v.outcome != notMeasured && !(accuracy && v.outcome == holdsNot) {
+			if v := c.evaluate(zeros); v.outcome != notMeasured && !(accuracy && v.outcome == holdsNot) {
 				t.Errorf("%s, claim %d of zeros: %+v", w.Name, i, v)
 			}
-			if v := c.judge(unsound); v.outcome != notMeasured {
+			if v := c.evaluate(unsound); v.outcome != notMeasured {
 				t.Errorf("%s, claim %d, not sound: %+v", w.Name, i, v)
 			}
 		}
@@ -94,7 +94,7 @@ func TestBrokenRunsSettleNothing(t *testing.T) {
 	for i := range r.part("threads").Report.Cells {
 		r.part("threads").Report.Cells[i].Value = 0
 	}
-	if v := weinholdClaims[5].judge(r); v.outcome != notMeasured {
+	if v := weinholdClaims[5].evaluate(r); v.outcome != notMeasured {
 		t.Errorf("lines of zeros: %+v", v)
 	}
 }
@@ -112,7 +112,7 @@ func TestMostThreads(t *testing.T) {
 		for config, v := range map[string]float64{"user": tc.user, "mixed": tc.mixed, "kernel": tc.kernel} {
 			set(r.part("loss").Report, config, "lossfree_threads", "p50", v)
 		}
-		if v := weinholdClaims[4].judge(r); v.outcome != tc.want {
+		if v := weinholdClaims[4].evaluate(r); v.outcome != tc.want {
 			t.Errorf("%+v: %+v", tc, v)
 		}
 	}
@@ -150,7 +150,7 @@ func TestIncompleteReports(t *testing.T) {
 					t.Error(err)
 				}
 				for _, c := range w.Claims {
-					if v := c.judge(r); v.outcome != notMeasured {
+					if v := c.evaluate(r); v.outcome != notMeasured {
 						t.Errorf("%s: %+v", c.Text, v)
 					}
 				}

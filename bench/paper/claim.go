@@ -14,9 +14,9 @@ import (
 // Claim is a statement of the work about its results.
 type Claim struct {
 	Text, Where string
-	// Judge reports whether the claim holds for the results, and why. Its verdict is ignored if a result that it reads is
-	// missing. It is nil for a claim that is not measured, for the reason NotMeasured.
-	Judge       func(*found) (holds bool, why string)
+	// Evaluate reports whether the claim holds for the results, and why. Its verdict is ignored if a result that it reads
+	// is missing. It is nil for a claim that is not measured, for the reason NotMeasured.
+	Evaluate    func(*results) (holds bool, why string)
 	NotMeasured string
 }
 
@@ -29,16 +29,16 @@ const (
 	notMeasured = "not measured here"
 )
 
-// judge returns the verdict, which is notMeasured if the report lacks results.
-func (c Claim) judge(r *Report) verdict {
-	if c.Judge == nil {
+// evaluate returns the verdict, which is notMeasured if the report lacks results.
+func (c Claim) evaluate(r *Report) verdict {
+	if c.Evaluate == nil {
 		return verdict{notMeasured, c.NotMeasured}
 	}
 	if r.Mode == Quick {
 		return verdict{notMeasured, "results of a smoke run mean nothing"}
 	}
-	f := &found{report: r}
-	good, why := c.Judge(f)
+	f := &results{report: r}
+	good, why := c.Evaluate(f)
 	if len(f.unsound) > 0 {
 		return verdict{notMeasured, "the run is invalid: " + strings.Join(f.unsound, "; ")}
 	}
@@ -55,15 +55,15 @@ func (c Claim) judge(r *Report) verdict {
 	return verdict{outcome, why}
 }
 
-// found gives a claim access to results, and records those that are missing.
-type found struct {
+// results gives a claim access to results, and records those that are missing.
+type results struct {
 	report  *Report
 	missing []string
 	unsound []string // why tables that were looked at are invalid
 	busy    bool     // there are reasons to distrust a table that was looked at
 }
 
-func (f *found) part(table string) *Part {
+func (f *results) part(table string) *Part {
 	p := f.report.part(table)
 	if p == nil {
 		return nil
@@ -78,7 +78,7 @@ func (f *found) part(table string) *Part {
 }
 
 // of returns a result of a table, or 0 if it is missing, in which case the verdict is notMeasured.
-func (f *found) of(table, config, load, metric, stat string) float64 {
+func (f *results) of(table, config, load, metric, stat string) float64 {
 	if p := f.part(table); p != nil {
 		if c, ok := p.Report.Match(config, load, metric, stat); ok && !math.IsNaN(c.Value) && !math.IsInf(c.Value, 0) {
 			return c.Value
@@ -89,7 +89,7 @@ func (f *found) of(table, config, load, metric, stat string) float64 {
 }
 
 // positive returns a result that cannot be 0, such as a time: 0 comes from a failed run. Ratios use these.
-func (f *found) positive(table, config, load, metric, stat string) float64 {
+func (f *results) positive(table, config, load, metric, stat string) float64 {
 	v := f.of(table, config, load, metric, stat)
 	if v <= 0 {
 		f.miss(fmt.Sprintf("%s %s of %s in %s", metric, stat, config, table))
@@ -98,7 +98,7 @@ func (f *found) positive(table, config, load, metric, stat string) float64 {
 }
 
 // line is the regression of a metric, which cannot be 0, over loads.
-func (f *found) line(table, config, metric, stat string) (l bench.Line) {
+func (f *results) line(table, config, metric, stat string) (l bench.Line) {
 	if p := f.part(table); p != nil {
 		good := !slices.ContainsFunc(p.Report.Cells, func(c bench.Cell) bool {
 			return c.Config == config && c.Metric == metric && c.Stat == stat && !isPositive(c.Value)
@@ -112,7 +112,7 @@ func (f *found) line(table, config, metric, stat string) (l bench.Line) {
 }
 
 // each are the medians of a series, place by place, none of which can be 0.
-func (f *found) each(table, config, load, metric string) []float64 {
+func (f *results) each(table, config, load, metric string) []float64 {
 	if p := f.part(table); p != nil {
 		for _, s := range p.Report.Series {
 			if s.Config != config || s.Load != load || s.Metric != metric {
@@ -146,7 +146,7 @@ func (t *Table) publishedRatio(label, a, b string) float64 {
 	return t.Rows[i].Published[a] / t.Rows[i].Published[b]
 }
 
-func (f *found) miss(what string) {
+func (f *results) miss(what string) {
 	if !slices.Contains(f.missing, what) {
 		f.missing = append(f.missing, what)
 	}

@@ -24,17 +24,17 @@ func reportOf(values map[value]float64) *Report {
 	return r
 }
 
-// spoilt are a claim, by number, and the figures with which it alone does not hold.
-type spoilt struct {
+// violation are a claim, by number, and the figures with which it alone does not hold.
+type violation struct {
 	claim  int
 	values map[value]float64
 }
 
 // checkClaims expects all claims to hold for some figures, and each not to for others.
-func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...spoilt) {
+func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...violation) {
 	t.Helper()
 	tried := map[int]bool{}
-	for _, s := range append([]spoilt{{claim: -1}}, bad...) {
+	for _, s := range append([]violation{{claim: -1}}, bad...) {
 		values := map[value]float64{}
 		for v, n := range good {
 			values[v] = n
@@ -47,16 +47,16 @@ func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...sp
 		}
 		tried[s.claim] = true
 		for i, c := range claims {
-			if c.Judge == nil {
+			if c.Evaluate == nil {
 				continue
 			}
-			if v := c.judge(reportOf(values)); v.outcome == notMeasured || (v.outcome == holdsNot) != (i == s.claim) {
+			if v := c.evaluate(reportOf(values)); v.outcome == notMeasured || (v.outcome == holdsNot) != (i == s.claim) {
 				t.Errorf("spoilt for claim %d, claim %d (%s): %+v", s.claim, i, c.Text, v)
 			}
 		}
 	}
 	for i, c := range claims {
-		if c.Judge != nil && !tried[i] {
+		if c.Evaluate != nil && !tried[i] {
 			t.Errorf("nothing shows when %q does not hold", c.Text)
 		}
 	}
@@ -73,17 +73,17 @@ func TestClaimsOfGallego(t *testing.T) {
 		of("user-generic", "cpu"): 100, of("kernel-generic", "cpu"): 94,
 		of("user-generic", "load_time"): 789, of("kernel-generic", "load_time"): 830}
 	checkClaims(t, gallegoClaims, good,
-		spoilt{0, map[value]float64{accuracy("5s"): 0.99}},
-		spoilt{1, map[value]float64{of("kernel", "inference"): 3.6}},
-		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 46}},
-		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 43}},
-		spoilt{3, map[value]float64{of("kernel-generic", "cpu"): 95}},
-		spoilt{4, map[value]float64{of("kernel-generic", "load_time"): 831}},
-		spoilt{5, map[value]float64{rate("64"): 28.6}})
+		violation{0, map[value]float64{accuracy("5s"): 0.99}},
+		violation{1, map[value]float64{of("kernel", "inference"): 3.6}},
+		violation{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 46}},
+		violation{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 43}},
+		violation{3, map[value]float64{of("kernel-generic", "cpu"): 95}},
+		violation{4, map[value]float64{of("kernel-generic", "load_time"): 831}},
+		violation{5, map[value]float64{rate("64"): 28.6}})
 }
 
 func TestClaimsOfSimas(t *testing.T) {
-	good, bad := map[value]float64{}, []spoilt{}
+	good, bad := map[value]float64{}, []violation{}
 	set := func(plain, kerb value, better float64) {
 		good[plain], good[kerb] = 1, better
 	}
@@ -103,11 +103,11 @@ func TestClaimsOfSimas(t *testing.T) {
 						worse = -worse
 					}
 					set(plain, at, published-worse)
-					bad = append(bad, spoilt{len(bad), map[value]float64{at: published + worse}})
+					bad = append(bad, violation{len(bad), map[value]float64{at: published + worse}})
 				}
 			}
 		}
 	}
 	most := value{"redis", "kerb", "none/redis", "memory", "p50"}
-	checkClaims(t, simasClaims(), good, append(bad, spoilt{len(bad), map[value]float64{most: 1 + 61.4e6/(1<<20)}})...)
+	checkClaims(t, simasClaims(), good, append(bad, violation{len(bad), map[value]float64{most: 1 + 61.4e6/(1<<20)}})...)
 }

@@ -18,8 +18,8 @@ import (
 
 func init() { bench.RegisterCommand(command) }
 
-// divides is the experiment that divides the CPUs among client and servers.
-const divides = "responder"
+// cpuExperiment is the experiment that divides the CPUs among client and servers.
+const cpuExperiment = "responder"
 
 // flags has the values of the flags.
 type flags struct {
@@ -126,7 +126,7 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 	if f.report != "" {
 		return readReport(f.report, w)
 	}
-	divided := slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides })
+	divided := slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == cpuExperiment })
 	if (f.serverCPUs != 0 || f.peer != "") && !divided {
 		return nil, fmt.Errorf("--server-cpus and --peer do not apply: no table of %s has a client and servers on separate "+
 			"CPUs", w.Name)

@@ -138,42 +138,42 @@ func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) 
 }
 
 // gallegoRatio is of two configs' figures with windows of 1 s.
-func gallegoRatio(f *found, metric, a, b string) float64 {
+func gallegoRatio(f *results, metric, a, b string) float64 {
 	return f.positive("1s", a, "rpl/1s", metric, "p50") / f.positive("1s", b, "rpl/1s", metric, "p50")
 }
 
 var gallegoClaims = []Claim{
 	{Text: "The model detects the attacker with an accuracy of 0.99, 1 and 1 (windows of 1, 5 and 10 s)", Where: "the " +
-		"text", Judge: func(f *found) (bool, string) {
+		"text", Evaluate: func(f *results) (bool, string) {
 		a, b, c := f.of("1s", "kernel", "rpl/1s", "accuracy", "p50"), f.of("5s", "kernel", "rpl/5s", "accuracy", "p50"),
 			f.of("10s", "kernel", "rpl/10s", "accuracy", "p50")
 		return a >= 0.985 && b >= 0.995 && c >= 0.995, fmt.Sprintf("%.4f, %.4f and %.4f on all published windows, most of "+
 			"which were used for training; a rule with a single comparison is as accurate (docs/classifier.md)", a, b, c)
 	}},
-	{Text: "The model takes 97 % less time in the kernel", Where: "figure 7", Judge: func(f *found) (bool, string) {
+	{Text: "The model takes 97 % less time in the kernel", Where: "figure 7", Evaluate: func(f *results) (bool, string) {
 		r := gallegoRatio(f, "inference", "kernel", "user")
 		return r < 0.035, fmt.Sprintf("%.1f %% less, compared with three system calls per source, as published", 100*(1-r))
 	}},
 	{Text: "The rate without loss is up to 5 % lower with the model in the kernel", Where: "table 1",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			r := gallegoRatio(f, "lossfree_rate", "kernel-generic", "user-generic")
 			limit := gallegoTables[0].publishedRatio("table 1 rate without loss", "kernel-generic", "user-generic")
 			return r < 1 && atLeast(r, limit), fmt.Sprintf("%+.1f %% on generic XDP", 100*(r-1))
 		}},
-	{Text: "The kernel's model needs 6 % less CPU", Where: "figure 6", Judge: func(f *found) (bool, string) {
+	{Text: "The kernel's model needs 6 % less CPU", Where: "figure 6", Evaluate: func(f *results) (bool, string) {
 		r := gallegoRatio(f, "cpu", "kernel-generic", "user-generic")
 		limit := gallegoTables[0].publishedRatio("figure 6 CPU", "kernel-generic", "user-generic")
 		return atMost(r, limit), fmt.Sprintf("%+.1f %% on generic XDP, without the agent and the control plane", 100*(r-1))
 	}},
 	{Text: "Loading takes not more than 5 % longer with the model in the kernel", Where: "the text",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			r := gallegoRatio(f, "load_time", "kernel-generic", "user-generic")
 			limit := gallegoTables[0].publishedRatio("loading", "kernel-generic", "user-generic")
 			return atMost(r, limit), fmt.Sprintf("%+.1f %%; ours is the time until an applied module classifies packets, "+
 				"theirs that of one system call", 100*(r-1))
 		}},
 	{Text: "Without a program, rates go from 28.5 Mbit/s with 64 bytes to above 90", Where: "figure 5",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			small := f.positive("figure5", "plain", "size/64", "data_rate", "p50")
 			large := f.positive("figure5", "plain", "size/1500", "data_rate", "p50")
 			return atLeast(large/small, largeRate/smallRate), fmt.Sprintf("from %.0f to %.0f Mbit/s with 1500 bytes, %.1f "+

@@ -83,7 +83,7 @@ func leTable(besides, combined string) Table {
 }
 
 // gains are T3 over T2 of a stat, in all cases.
-func gains(f *found, metric, stat string) (all []float64) {
+func gains(f *results, metric, stat string) (all []float64) {
 	for _, besides := range []string{"idle", "stress"} {
 		for _, load := range leLoads(besides) {
 			t2, t3 := f.positive(besides, "same-t2", load, metric, stat), f.positive(besides, "same-t3", load, metric, stat)
@@ -98,7 +98,7 @@ func span(values []float64) string {
 }
 
 var leClaims = []Claim{
-	{Text: "T2-T1 has a median below 1 us", Where: "section 8", Judge: func(f *found) (bool, string) {
+	{Text: "T2-T1 has a median below 1 us", Where: "section 8", Evaluate: func(f *results) (bool, string) {
 		var medians []float64
 		for _, besides := range []string{"idle", "stress"} {
 			for _, load := range leLoads(besides) {
@@ -109,17 +109,17 @@ var leClaims = []Claim{
 			"a while", slices.Min(medians), slices.Max(medians))
 	}},
 	{Text: "The median is 10 times lower than that of the UDP socket", Where: "section 8",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			all := gains(f, "delay", "p50")
 			return atLeast(bench.Median(all), 10), span(all) + "; the median of the six counts"
 		}},
-	{Text: "p99 is 2 to 10 times lower", Where: "section 8", Judge: func(f *found) (bool, string) {
+	{Text: "p99 is 2 to 10 times lower", Where: "section 8", Evaluate: func(f *results) (bool, string) {
 		all := gains(f, "delay", "p99")
 		return slices.Min(all) >= 2, span(all) + "; required is a factor of 2 in each"
 	}},
-	{Text: "Up to 100 times fewer packets are later than 100 us", Where: "section 8", Judge: leLate},
+	{Text: "Up to 100 times fewer packets are later than 100 us", Where: "section 8", Evaluate: leLate},
 	{Text: "Fewer packets are lost: 4, with the socket 643 (64 bytes, 50,000/s, idle)", Where: "section 8",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			of := func(config string) float64 { return f.of("idle", config, "64/50k/idle", "lost", "sum") }
 			t2, t3 := of("same-t2"), of("same-t3")
 			if t2 == 0 && t3 == 0 {
@@ -127,7 +127,7 @@ var leClaims = []Claim{
 			}
 			return t2 < t3, fmt.Sprintf("%.0f, with the socket %.0f", t2, t3)
 		}},
-	{Text: "A kernel module delivers as fast as eBPF", Where: "section 8", Judge: func(f *found) (bool, string) {
+	{Text: "A kernel module delivers as fast as eBPF", Where: "section 8", Evaluate: func(f *results) (bool, string) {
 		of := func(config string) float64 { return f.positive("idle", config, "64/50k/idle", "delay", "p50") }
 		module, array := of("kmod"), of("array") // each alone; same-kmod shares packets and CPU with two others
 		return module <= 1.5*array, fmt.Sprintf("medians of %.2f and %.2f us (64 bytes, 50,000/s, idle)", module, array)
@@ -135,7 +135,7 @@ var leClaims = []Claim{
 }
 
 // leLate is of all cases.
-func leLate(f *found) (bool, string) {
+func leLate(f *results) (bool, string) {
 	var t2, t3, best float64
 	for _, besides := range []string{"idle", "stress"} {
 		for _, load := range leLoads(besides) {

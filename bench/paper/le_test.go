@@ -23,12 +23,12 @@ func TestClaimsOfLe(t *testing.T) {
 	good[module], good[of("idle", "array", "64/50k", "delay", "p50")] = 1, 0.9
 	good[of("idle", "same-kmod", "64/50k", "delay", "p50")] = 9 // behind two others
 	checkClaims(t, leClaims, good,
-		spoilt{0, map[value]float64{of("stress", "same-t2", "512/6k", "delay", "p50"): 1}},
-		spoilt{1, medians(good, 9)},
-		spoilt{2, map[value]float64{of("idle", "same-t3", "1024/3k", "delay", "p99"): 39}},
-		spoilt{3, lateOnes(good, 499)},
-		spoilt{4, map[value]float64{of("idle", "same-t3", "64/50k", "lost", "sum"): 4}},
-		spoilt{5, map[value]float64{module: 1.4}})
+		violation{0, map[value]float64{of("stress", "same-t2", "512/6k", "delay", "p50"): 1}},
+		violation{1, medians(good, 9)},
+		violation{2, map[value]float64{of("idle", "same-t3", "1024/3k", "delay", "p99"): 39}},
+		violation{3, lateOnes(good, 499)},
+		violation{4, map[value]float64{of("idle", "same-t3", "64/50k", "lost", "sum"): 4}},
+		violation{5, map[value]float64{module: 1.4}})
 }
 
 // medians are those of the socket's.

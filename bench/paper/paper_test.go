@@ -53,7 +53,7 @@ func TestWorks(t *testing.T) {
 			t.Errorf("%s claims nothing", w.Name)
 		}
 		for _, c := range w.Claims {
-			if (c.Judge == nil) == (c.NotMeasured == "") || c.Where == "" {
+			if (c.Evaluate == nil) == (c.NotMeasured == "") || c.Where == "" {
 				t.Errorf("%s: %q is neither judged nor left open, or both, or is nowhere", w.Name, c.Text)
 			}
 		}
@@ -89,10 +89,10 @@ func toy(f func(ctx context.Context, table string) error) *Work {
 			}}
 	}
 	return &Work{Name: name, Title: "A toy", Tables: []Table{table("1"), table("2")}, Claims: []Claim{
-		{Text: "b is faster", Where: "p. 1", Judge: func(f *found) (bool, string) {
+		{Text: "b is faster", Where: "p. 1", Evaluate: func(f *results) (bool, string) {
 			return f.of("2", "b", "2", "time", "p50") < f.of("2", "a", "2", "time", "p50"), "as seen"
 		}},
-		{Text: "b is slower", Where: "p. 2", Judge: func(f *found) (bool, string) {
+		{Text: "b is slower", Where: "p. 2", Evaluate: func(f *results) (bool, string) {
 			return f.of("2", "b", "2", "time", "p50") > f.of("2", "a", "2", "time", "p50"), "as seen"
 		}},
 		{Text: "b is cheap", Where: "p. 3", NotMeasured: "no meter"},

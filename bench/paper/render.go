@@ -22,17 +22,17 @@ func (r *Report) write(out io.Writer, w *Work, figures string) error {
 		t := &w.Tables[i]
 		if p := r.part(t.Name); p != nil {
 			writeTable(&b, t, p)
-			writeFigures(&b, w, t.shown(p), figures)
+			writeFigures(&b, w, t.plottedFigure(p), figures)
 		} else {
 			fmt.Fprintf(&b, "\n**%s.** Not in this report.\n", t.Title)
 		}
 	}
-	writeFigures(&b, w, w.shown(r), figures)
+	writeFigures(&b, w, w.plottedFigure(r), figures)
 	if len(w.Claims) > 0 {
 		fmt.Fprint(&b, "\n**Claims of the work.**\n\n")
 	}
 	for _, c := range w.Claims {
-		v := c.judge(r)
+		v := c.evaluate(r)
 		fmt.Fprintf(&b, "- %s (%s): **%s**; %s.\n", c.Text, c.Where, v.outcome, v.why)
 	}
 	r.writeNotes(&b)
@@ -49,7 +49,7 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
 	for _, row := range slices.Concat(t.Rows, t.costRows(p)) {
 		for _, c := range t.configs(row) {
-			if line := row.line(c, t.configs(row)[0], p.Report); slices.ContainsFunc(line[1:3], isThere) {
+			if line := row.line(c, t.configs(row)[0], p.Report); slices.ContainsFunc(line[1:3], isPresent) {
 				rows = append(rows, line)
 			}
 		}
@@ -115,8 +115,8 @@ func (r *Report) writeNotes(b *strings.Builder) {
 	}
 }
 
-// isThere reports whether a figure is published or measured.
-func isThere(cell string) bool { return cell != missing }
+// isPresent reports whether a figure is published or measured.
+func isPresent(cell string) bool { return cell != missing }
 
 const missing = "-"
 
@@ -208,7 +208,7 @@ func hasFigure(r *bench.Report, f bench.Figure) bool {
 	return r.HasSeries(f)
 }
 
-func writeFigures(b *strings.Builder, w *Work, figures []shown, dir string) {
+func writeFigures(b *strings.Builder, w *Work, figures []plottedFigure, dir string) {
 	if dir == "" {
 		return
 	}
@@ -223,10 +223,10 @@ func figureName(w *Work, f bench.Figure) string { return w.Name + "-" + f.Name }
 
 // draw writes the figures of all parts.
 func (r *Report) draw(w *Work, dir string) error {
-	all := w.shown(r)
+	all := w.plottedFigure(r)
 	for i := range w.Tables {
 		if p := r.part(w.Tables[i].Name); p != nil {
-			all = append(all, w.Tables[i].shown(p)...)
+			all = append(all, w.Tables[i].plottedFigure(p)...)
 		}
 	}
 	for _, f := range all {

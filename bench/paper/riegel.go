@@ -175,7 +175,7 @@ const (
 )
 
 // riegelReturns judges whether CPU and memory with Kerb are the same before and after a load.
-func riegelReturns(f *found) (bool, string) {
+func riegelReturns(f *results) (bool, string) {
 	of := func(metric string) float64 { return f.of("timeline", "kerb", "timeline/one-node", metric, "p50") }
 	memory := f.positive("timeline", "kerb", "timeline/one-node", "memory_idle", "p50")
 	f.positive("timeline", "kerb", "timeline/one-node", "cpu_load", "p50") // otherwise there was none
@@ -186,7 +186,7 @@ func riegelReturns(f *found) (bool, string) {
 }
 
 // riegelSweeps judges whether the eBPF proxy's bottleneck is above that of the proxy in user space.
-func riegelSweeps(f *found) (bool, string) {
+func riegelSweeps(f *results) (bool, string) {
 	of := func(config string) float64 {
 		return f.positive("sweep", config, "sweep/one-node", "bottleneck", "p50")
 	}
@@ -200,7 +200,7 @@ func riegelSweeps(f *found) (bool, string) {
 
 // riegelClaim holds if the ratio of Kerb's figure to the user-space proxy's is at most, or at least, the published one.
 func riegelClaim(text, label, metric string, holds func(ratio, limit float64) bool) Claim {
-	return Claim{Text: text, Where: "table 5.1", Judge: func(f *found) (bool, string) {
+	return Claim{Text: text, Where: "table 5.1", Evaluate: func(f *results) (bool, string) {
 		of := func(config string) float64 { return f.positive("proxy", config, sameNode, metric, "p50") }
 		ratio := of("kerb") / of("tun-go")
 		why := fmt.Sprintf("%+.1f %%; compared with no proxy %+.1f %%", 100*(ratio-1),
@@ -215,7 +215,7 @@ var riegelClaims = []Claim{
 	riegelClaim("Throughput of TCP is 8054 % higher", "throughput", "throughput", atLeast),
 	riegelClaim("100 Mbit/s take 73.3 % less CPU", "CPU at 100 Mbit/s", "cpu", atMost),
 	{Text: "One-way latency and loss stay low up to a bottleneck, which comes later with the proxy in eBPF",
-		Where: "figure 4.4", Judge: riegelSweeps},
+		Where: "figure 4.4", Evaluate: riegelSweeps},
 	{Text: "CPU and memory return to what they were before after a load", Where: "figures 4.5 and 4.6",
-		Judge: riegelReturns},
+		Evaluate: riegelReturns},
 }

@@ -22,11 +22,11 @@ func TestClaimsOfRiegel(t *testing.T) {
 		good[timeline(metric)] = v
 	}
 	checkClaims(t, riegelClaims, good,
-		spoilt{0, map[value]float64{of("kerb", "connect"): 4.2}},
-		spoilt{1, map[value]float64{of("kerb", "jitter"): 8.3}},
-		spoilt{2, map[value]float64{of("kerb", "throughput"): 21}},
-		spoilt{3, map[value]float64{of("kerb", "cpu"): 0.055}},
-		spoilt{4, map[value]float64{sweep("kerb", "bottleneck", "p50"): 200}},
-		spoilt{5, map[value]float64{timeline("cpu_after"): 2}},
-		spoilt{5, map[value]float64{timeline("memory_after"): 95}})
+		violation{0, map[value]float64{of("kerb", "connect"): 4.2}},
+		violation{1, map[value]float64{of("kerb", "jitter"): 8.3}},
+		violation{2, map[value]float64{of("kerb", "throughput"): 21}},
+		violation{3, map[value]float64{of("kerb", "cpu"): 0.055}},
+		violation{4, map[value]float64{sweep("kerb", "bottleneck", "p50"): 200}},
+		violation{5, map[value]float64{timeline("cpu_after"): 2}},
+		violation{5, map[value]float64{timeline("memory_after"): 95}})
 }

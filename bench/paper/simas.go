@@ -191,7 +191,7 @@ func simasClaim(table, mesh string, row Row) Claim {
 	case !more && limit >= 1:
 		text += ", or less"
 	}
-	return Claim{Text: text, Where: "chapter 5", Judge: func(f *found) (bool, string) {
+	return Claim{Text: text, Where: "chapter 5", Evaluate: func(f *results) (bool, string) {
 		ratio := f.positive(table, "kerb", row.Load, row.Metric, row.Stat) /
 			f.positive(table, "plain", row.Load, row.Metric, row.Stat)
 		rounded := math.Round(1000*ratio) / 1000
@@ -201,7 +201,7 @@ func simasClaim(table, mesh string, row Row) Claim {
 
 // simasMemoryClaim is of MB, that is, 10^6 bytes.
 var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB more memory", Where: "chapter 5",
-	Judge: func(f *found) (bool, string) {
+	Evaluate: func(f *results) (bool, string) {
 		least, most := math.Inf(1), math.Inf(-1)
 		for _, t := range []*Table{&simasEcho, &simasFile, &simasRedis} {
 			for _, load := range t.Loads[Published] {

@@ -152,7 +152,7 @@ func threadLoads(first, step int) []string {
 
 var weinholdClaims = []Claim{
 	{Text: "Replies from the kernel are 1.76 times (mixed) and 1.43 times (kernel) as fast", Where: "the text; the " +
-		"tables give 1.75 and 1.42, or 1.46 and 1.38 over 96 runs", Judge: func(f *found) (bool, string) {
+		"tables give 1.75 and 1.42, or 1.46 and 1.38 over 96 runs", Evaluate: func(f *results) (bool, string) {
 		time := func(config string) float64 { return f.positive("times", config, "published/120", "thread_mean", "p50") }
 		asked := func(config string) float64 {
 			return weinholdTimes.publishedRatio("5.5 median of medians", "user", config)
@@ -163,7 +163,7 @@ var weinholdClaims = []Claim{
 				asked("kernel"))
 	}},
 	{Text: "The slowest thread with replies from the kernel is faster than the fastest without", Where: "table 5.4",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			of := func(config, stat string) float64 {
 				return f.positive("times", config, "published/120", "thread_mean", stat)
 			}
@@ -171,7 +171,7 @@ var weinholdClaims = []Claim{
 			return slowest < fastest, fmt.Sprintf("%.3f ms, without %.3f ms", slowest/1e3, fastest/1e3)
 		}},
 	{Text: "Response times vary less between threads with replies from the kernel", Where: "table 5.4",
-		Judge: func(f *found) (bool, string) {
+		Evaluate: func(f *results) (bool, string) {
 			of := func(config string) float64 {
 				return f.positive("times", config, "published/120", "thread_mean", "stddev")
 			}
@@ -179,7 +179,7 @@ var weinholdClaims = []Claim{
 			return max(mixed, kernel) < user, fmt.Sprintf("deviations %.3f, %.3f and %.3f ms (user, mixed, kernel)", user/1e3,
 				mixed/1e3, kernel/1e3)
 		}},
-	{Text: "No thread is preferred", Where: "figure 5.4", Judge: func(f *found) (bool, string) {
+	{Text: "No thread is preferred", Where: "figure 5.4", Evaluate: func(f *results) (bool, string) {
 		worst, parts := 0.0, []string{}
 		for _, c := range weinholdConfigs {
 			each := f.each("times", c.Name, "published/120", "thread_mean")
@@ -190,8 +190,8 @@ var weinholdClaims = []Claim{
 			"; below 1.5 counts as none"
 	}},
 	{Text: "1.93 times (mixed) and 1.95 times (kernel) as many threads until the first loss", Where: "table 5.6, from " +
-		"its means; its medians give 1.91 and 1.94", Judge: lossComesLater},
-	{Text: "The regression lines meet near 250 threads", Where: "figure 5.6", Judge: regressionsMeet},
+		"its means; its medians give 1.91 and 1.94", Evaluate: lossComesLater},
+	{Text: "The regression lines meet near 250 threads", Where: "figure 5.6", Evaluate: regressionsMeet},
 	{Text: "TCP needs little change", Where: "section 4.1",
 		NotMeasured: "`kerb bench responder --loads 'tcp/*'` measures what was tried; docs/limits.md says why Kerb does " +
 			"not include it"},
@@ -201,7 +201,7 @@ var weinholdClaims = []Claim{
 }
 
 // lossComesLater is not known where the most threads that are tried get all their answers and are still too few.
-func lossComesLater(f *found) (bool, string) {
+func lossComesLater(f *results) (bool, string) {
 	of := func(config string) float64 { return f.positive("loss", config, untilLoss, "lossfree_threads", "p50") }
 	user, good, short := of("user"), true, false
 	for _, config := range []string{"mixed", "kernel"} {
@@ -217,7 +217,7 @@ func lossComesLater(f *found) (bool, string) {
 }
 
 // regressionsMeet takes any two of the lines.
-func regressionsMeet(f *found) (bool, string) {
+func regressionsMeet(f *results) (bool, string) {
 	lines := map[string]bench.Line{}
 	for _, c := range weinholdConfigs {
 		lines[c.Name] = f.line("threads", c.Name, "thread_mean", "p50")

@@ -41,13 +41,13 @@ func publishedWeinhold() *Report {
 // Of the published figures all claims hold; of others each fails alone.
 func TestClaimsOfWeinhold(t *testing.T) {
 	for _, c := range weinholdClaims {
-		if v := c.judge(publishedWeinhold()); c.Judge != nil && v.outcome != holds {
+		if v := c.evaluate(publishedWeinhold()); c.Evaluate != nil && v.outcome != holds {
 			t.Errorf("%s: %+v", c.Text, v)
 		}
 	}
 	busy := publishedWeinhold()
 	busy.Parts[0].Report.Machine, busy.Parts[0].Report.CPUs = &bench.Machine{Load: 2}, 2
-	if v := weinholdClaims[0].judge(busy); v.outcome != holds+", but other programs used the CPUs" {
+	if v := weinholdClaims[0].evaluate(busy); v.outcome != holds+", but other programs used the CPUs" {
 		t.Errorf("on a busy machine: %+v", v)
 	}
 	for n, spoil := range []func(times, loss, threads *bench.Report){
@@ -65,7 +65,7 @@ func TestClaimsOfWeinhold(t *testing.T) {
 		r := publishedWeinhold()
 		spoil(r.Parts[0].Report, r.Parts[1].Report, r.Parts[2].Report)
 		for i, c := range weinholdClaims {
-			if v := c.judge(r); c.Judge != nil && (v.outcome == holdsNot) != (i == n) {
+			if v := c.evaluate(r); c.Evaluate != nil && (v.outcome == holdsNot) != (i == n) {
 				t.Errorf("with figure %d spoilt, %s: %+v", n, c.Text, v)
 			}
 		}

@@ -105,7 +105,7 @@ func checkConntrack(flows int) error {
 
 // flows are open connections from the client to the server.
 type flows struct {
-	*ground
+	*topology
 	inject      *inject.Injector
 	clientMAC   net.HardwareAddr // which frames to the client have
 	serverMAC   net.HardwareAddr
@@ -119,7 +119,7 @@ func openFlows(c config, load string, n int) (*flows, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &flows{ground: g, order: order(load, n)}
+	f := &flows{topology: g, order: order(load, n)}
 	return f, f.CloseOn(errors.Join(f.prepare(), f.establish(n)))
 }
 

@@ -19,8 +19,8 @@ type kerb struct {
 	program *ebpf.Program
 }
 
-// raiseKerb starts the agent with the proxy on both services.
-func raiseKerb(g *ground) error {
+// setupKerb starts the agent with the proxy on both services.
+func setupKerb(g *topology) error {
 	n, err := node.Start(g.lab.Node())
 	if err != nil {
 		return err

@@ -33,12 +33,12 @@ func runLong(ctx context.Context, r *bench.Run, load string) error {
 	if strings.HasSuffix(load, onTwoNodes) {
 		return tunnel.RunLong(ctx, r, load)
 	}
-	var ways []path.Way
+	var ways []path.Config
 	for _, c := range configs {
 		if !slices.Contains(longConfigs, c.name) {
 			continue
 		}
-		ways = append(ways, path.Way{Config: c.name, Open: func() (*path.Path, io.Closer, error) {
+		ways = append(ways, path.Config{Name: c.name, Open: func() (*path.Path, io.Closer, error) {
 			g, err := open(c, virtual["same-node/ipv4"])
 			if err != nil {
 				return nil, nil, err

@@ -44,17 +44,17 @@ type config struct {
 	name string
 	// services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
 	routed bool
-	raise  func(*ground) error
+	setup  func(*topology) error
 }
 
 var configs = []config{
-	{"direct", false, func(*ground) error { return nil }},
-	{"kerb", false, raiseKerb},
-	{"nftables", true, raiseNFTables},
-	{"iptables", true, raiseIPTables},
-	{"tun-go", false, func(g *ground) error { return raiseTUN(g, "goroutines") }},
-	{"tun", false, func(g *ground) error { return raiseTUN(g, "single") }},
-	{"tun-best", false, func(g *ground) error { return raiseTUN(g, "multi") }},
+	{"direct", false, func(*topology) error { return nil }},
+	{"kerb", false, setupKerb},
+	{"nftables", true, setupNFTables},
+	{"iptables", true, setupIPTables},
+	{"tun-go", false, func(g *topology) error { return setupTUN(g, "goroutines") }},
+	{"tun", false, func(g *topology) error { return setupTUN(g, "single") }},
+	{"tun-best", false, func(g *topology) error { return setupTUN(g, "multi") }},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -78,7 +78,7 @@ func run(ctx context.Context, r *bench.Run) error {
 func runLoad(ctx context.Context, r *bench.Run, load string) error {
 	var trials []bench.Trial
 	for _, c := range configs {
-		var g *ground
+		var g *topology
 		trials = append(trials, bench.Trial{Config: c.name,
 			Open: func() (_ io.Closer, err error) { g, err = open(c, virtual[load]); return g, err },
 			Measure: func(context.Context) ([]bench.Sample, error) {
@@ -91,8 +91,8 @@ func runLoad(ctx context.Context, r *bench.Run, load string) error {
 	return r.Interleave(ctx, load, trials...)
 }
 
-// ground is a lab with a client and a server.
-type ground struct {
+// topology is a lab with a client and a server.
+type topology struct {
 	bench.Closers
 	config         config
 	lab            *netlab.Lab
@@ -104,7 +104,7 @@ type ground struct {
 }
 
 // open has a lab with a way and a path through it.
-func open(c config, virtual [2]netip.Addr) (*ground, error) {
+func open(c config, virtual [2]netip.Addr) (*topology, error) {
 	g, err := openLab(c, virtual)
 	if err != nil {
 		return nil, err
@@ -117,13 +117,13 @@ func open(c config, virtual [2]netip.Addr) (*ground, error) {
 	return g, g.CloseOn(g.path.Open())
 }
 
-func openLab(c config, virtual [2]netip.Addr) (*ground, error) {
+func openLab(c config, virtual [2]netip.Addr) (*topology, error) {
 	prefix := "kbpx" + c.name[:2] + c.name[len(c.name)-1:]
-	g := &ground{config: c, virtual: virtual}
+	g := &topology{config: c, virtual: virtual}
 	return g, g.CloseOn(g.build(prefix))
 }
 
-func (g *ground) build(prefix string) (err error) {
+func (g *topology) build(prefix string) (err error) {
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
@@ -137,11 +137,11 @@ func (g *ground) build(prefix string) (err error) {
 			return err
 		}
 	}
-	return g.config.raise(g)
+	return g.config.setup(g)
 }
 
 // destination is where the client finds the server.
-func (g *ground) destination() netip.Addr {
+func (g *topology) destination() netip.Addr {
 	if g.config.name == "direct" {
 		return g.addr(g.server)
 	}
@@ -149,14 +149,14 @@ func (g *ground) destination() netip.Addr {
 }
 
 // addr is a host's own address in the family of the load.
-func (g *ground) addr(h *netlab.Host) netip.Addr {
+func (g *topology) addr(h *netlab.Host) netip.Addr {
 	if g.virtual[0].Is4() {
 		return h.Addr4()
 	}
 	return h.Addr6()
 }
 
-func (g *ground) measure(quick bool) ([]bench.Sample, error) {
+func (g *topology) measure(quick bool) ([]bench.Sample, error) {
 	samples, err := g.path.Measure(quick)
 	if err != nil {
 		return nil, err

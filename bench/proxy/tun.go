@@ -22,8 +22,8 @@ const (
 	tunMTU    = 1450 // Oakestra's
 )
 
-// raiseTUN starts a user-space proxy in the lab's node. Its device ends with it.
-func raiseTUN(g *ground, mode string) error {
+// setupTUN starts a user-space proxy in the lab's node. Its device ends with it.
+func setupTUN(g *topology, mode string) error {
 	program, err := g.program(mode)
 	if err != nil {
 		return err
@@ -35,11 +35,11 @@ func raiseTUN(g *ground, mode string) error {
 		return err
 	}
 	g.Later(process.Stop)
-	return g.lab.Node().Do(func() error { return lead(g, mode) })
+	return g.lab.Node().Do(func() error { return routeVirtual(g, mode) })
 }
 
 // program is the command and its first arguments.
-func (g *ground) program(mode string) ([]string, error) {
+func (g *topology) program(mode string) ([]string, error) {
 	if mode == "goroutines" {
 		return contender.Goroutines(tunDevice)
 	}
@@ -51,8 +51,8 @@ func (g *ground) program(mode string) ([]string, error) {
 	return []string{bench.Program(made.Dir, "tun/tun.c"), tunDevice, mode}, nil
 }
 
-// lead routes both virtual addresses into the device.
-func lead(g *ground, mode string) error {
+// routeVirtual routes both virtual addresses into the device.
+func routeVirtual(g *topology, mode string) error {
 	device, err := netlink.LinkByName(tunDevice)
 	if err != nil {
 		return err

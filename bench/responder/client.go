@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// answerTo is what the client prints; times are in us.
-type answerTo struct {
+// clientReport is what the client prints; times are in us.
+type clientReport struct {
 	bench.Times
 
 	Sent, Answered, Wrong, Curved uint64
@@ -31,23 +31,23 @@ type answerTo struct {
 	ErrorMean, ErrorP99, ErrorMax float64
 	// Of set-points (follow.h): when the first request was sent, and by number. Times are of the monotonic clock, in ns.
 	Begin int64
-	Heard map[int]heard
+	Heard map[int]observation
 }
 
-// heard is when a number was answered first and last, and when the last request was sent that it answered, in ns of
-// the monotonic clock.
-type heard struct{ First, Last, Sent int64 }
+// observation is when a number was answered first and last, and when the last request was sent that it answered, in ns
+// of the monotonic clock.
+type observation struct{ First, Last, Sent int64 }
 
-func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
+func (a clientReport) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
 
-func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
+func (a clientReport) rate() float64 { return float64(a.Answered) / a.Seconds }
 
 // client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate. More arguments
 // are the mode's own.
 func (c *contender) client(mode string, threads int, duration time.Duration, number float64,
-	more ...string) (answerTo, error) {
+	more ...string) (clientReport, error) {
 	if c.remote != nil {
-		return c.remote.ask(question{mode, c.protocol, c.port(), threads, duration.Milliseconds(), number})
+		return c.remote.ask(peerRequest{mode, c.protocol, c.port(), threads, duration.Milliseconds(), number})
 	}
 	own, _ := c.tools.cpus()
 	args := []string{mode, c.wire(), c.place.address.String(), strconv.Itoa(c.port()), own, c.tools.allCPUs(),
@@ -56,7 +56,7 @@ func (c *contender) client(mode string, threads int, duration time.Duration, num
 	cmd := command(c.place.client, c.tools.Path("client"), append(args, more...)...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	var a answerTo
+	var a clientReport
 	if err := cmd.Run(); err != nil {
 		return a, fmt.Errorf("client %s: %w: %s", mode, err, &stderr)
 	}

@@ -65,11 +65,11 @@ func (e *experiment) open(f family, config string) (*contender, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c, c.CloseOn(c.raise())
+	return c, c.CloseOn(c.setup())
 }
 
-// raise loads the programs of the contender into the kernel, and selects the server program with its variants.
-func (c *contender) raise() error {
+// setup loads the programs of the contender into the kernel, and selects the server program with its variants.
+func (c *contender) setup() error {
 	switch c.config {
 	case "user", "user-priority":
 		c.serveBy("server", "plain")

@@ -35,7 +35,7 @@ func (c *contender) startKerb() error {
 	if err := n.Apply(m); err != nil {
 		return err
 	}
-	return c.settle()
+	return c.checkHook()
 }
 
 // module is the responder, or the benchmark's own module for work.
@@ -73,8 +73,8 @@ const (
 	coapValue = "120"
 )
 
-// settle sees that the responder runs at the driver.
-func (c *contender) settle() error {
+// checkHook sees that the responder runs at the driver.
+func (c *contender) checkHook() error {
 	return c.place.server.Do(func() error {
 		nic, err := netlink.LinkByName(c.place.nic)
 		if err != nil {

@@ -111,7 +111,7 @@ func (e *experiment) measureRequests(c *contender, threads, requests int) (sampl
 // measureCurve makes cars leave after they arrive, so that the number in range is one for which the limit has to be
 // computed. In the other loads cars stay, and their number soon exceeds the range of the curve.
 func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
-	var a answerTo
+	var a clientReport
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
 	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
 		e.run.Invalidate("%s: %d of %d limits are not on the curve", c.config, a.Answered-a.Curved, a.Answered)
@@ -125,14 +125,14 @@ func (e *experiment) times(c *contender, threads int) ([]bench.Sample, error) {
 	return rtt(a), err
 }
 
-func rtt(a answerTo) []bench.Sample {
+func rtt(a clientReport) []bench.Sample {
 	return append(a.Samples("rtt", "p50", "p99", "p99.9", "stddev"), bench.P50("rate", "1/s", a.rate()))
 }
 
 // threadMeans is the metric of Weinhold 2023 (tables 5.4 and 5.5): a request's time is its thread's, divided by the
 // thread's requests, and statistics are over threads. It contains what the client does between an answer and the next
 // request, and its threads' waits for a CPU.
-func threadMeans(a answerTo) []bench.Sample {
+func threadMeans(a clientReport) []bench.Sample {
 	if len(a.ThreadMeans) == 0 {
 		return nil
 	}
@@ -149,7 +149,7 @@ func threadMeans(a answerTo) []bench.Sample {
 
 // measurePublished is the first published experiment, with the quartiles of its box plots.
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
-	var a answerTo
+	var a clientReport
 	var memory bench.Sample
 	requests, longest := e.published(publishedRequests)
 	err := c.serving(c.variant, func() (err error) {
@@ -170,7 +170,7 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 }
 
 // ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
-func (e *experiment) ask(c *contender, mode string, threads, requests int) (answerTo, error) {
+func (e *experiment) ask(c *contender, mode string, threads, requests int) (clientReport, error) {
 	length := e.lengths.ask
 	if requests > 0 {
 		_, length = e.published(0)
@@ -188,7 +188,7 @@ func (e *experiment) ask(c *contender, mode string, threads, requests int) (answ
 	return a, err
 }
 
-func (e *experiment) check(c *contender, a answerTo) {
+func (e *experiment) check(c *contender, a clientReport) {
 	if a.Wrong > 0 {
 		e.run.Invalidate("%s: %d of %d replies were wrong", c.config, a.Wrong, a.Answered)
 	}
@@ -222,7 +222,7 @@ func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, e
 
 // measureOffered sends at a rate, and reports how much of it is lost.
 func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, error) {
-	var a answerTo
+	var a clientReport
 	err := c.serving(c.variant, func() (err error) {
 		a, err = c.client("offer", offeredFlows, e.lengths.offer, float64(rate))
 		return err
@@ -298,18 +298,18 @@ func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, 
 	if err != nil {
 		return nil, err
 	}
-	var strained, parted answerTo
+	var strained, parted clientReport
 	err = c.serving(c.sleeping(), func() (err error) {
 		if strained, err = e.ask(c, "strain", connections, 0); err == nil {
-			parted, err = c.client("part", partings, 0, 0)
+			parted, err = c.client("part", halfCloses, 0, 0)
 		}
 		return err
 	})
 	return append(samples,
 		bench.P50("cpu", "us per request", strained.Taken*1e6/float64(strained.Answered)),
-		bench.P50("answered_at_parting", "%", 100*float64(parted.Answered)/partings)), err
+		bench.P50("answered_at_parting", "%", 100*float64(parted.Answered)/halfCloses)), err
 }
 
-// partings are connections whose only request is followed by shutdown: what a client may do, and a server has to
+// halfCloses are connections whose only request is followed by shutdown: what a client may do, and a server has to
 // answer.
-const partings = 20
+const halfCloses = 20

@@ -28,8 +28,8 @@ import (
 
 func init() { bench.RegisterCommand(peerCommand) }
 
-// question asks a peer to run the client once, against the server that asks; it is the body of a POST to askPath.
-type question struct {
+// peerRequest asks a peer to run the client once, against the server that asks; it is the body of a POST to askPath.
+type peerRequest struct {
 	Mode         string  `json:"mode"`
 	Protocol     string  `json:"protocol"`
 	Port         int     `json:"port"`
@@ -38,8 +38,8 @@ type question struct {
 	Number       float64 `json:"number"` // of requests on each thread, or a second
 }
 
-// reply has the client's output, and a description of its machine.
-type reply struct {
+// peerReply has the client's output, and a description of its machine.
+type peerReply struct {
 	Answer  json.RawMessage `json:"answer"`
 	Machine string          `json:"machine"`
 	CPUs    int             `json:"cpus"`
@@ -58,7 +58,7 @@ const (
 )
 
 // check rejects requests that no benchmark makes.
-func (q question) check() error {
+func (q peerRequest) check() error {
 	switch {
 	case !slices.Contains([]string{"ask", "offer"}, q.Mode) || !slices.Contains([]string{"speed", "coap"}, q.Protocol):
 		return fmt.Errorf("mode %q of protocol %q: modes are ask and offer, protocols speed and coap", q.Mode, q.Protocol)
@@ -172,7 +172,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "the token differs from that of --token-file on the peer", http.StatusUnauthorized)
 		return
 	}
-	var q question
+	var q peerRequest
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, longestQuestion))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(&q)
@@ -199,11 +199,11 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(reply{Answer: out, Machine: bench.ThisMachine(),
+	_ = json.NewEncoder(w).Encode(peerReply{Answer: out, Machine: bench.ThisMachine(),
 		CPUs: len(p.tools.clients)}) // the other side sees what is missing
 }
 
-func (p *peer) run(ctx context.Context, server netip.Addr, q question) (json.RawMessage, error) {
+func (p *peer) run(ctx context.Context, server netip.Addr, q peerRequest) (json.RawMessage, error) {
 	cpus := list(p.tools.clients)
 	cmd := p.command(ctx, p.tools.Path("client"), q.Mode, q.Protocol, server.String(), strconv.Itoa(q.Port), cpus, cpus,
 		strconv.Itoa(q.Threads), strconv.FormatInt(q.Milliseconds, 10), strconv.FormatFloat(q.Number, 'f', -1, 64), "0")

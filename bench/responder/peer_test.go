@@ -88,8 +88,8 @@ func TestPeer(t *testing.T) {
 		t.Errorf("the server is at %+v: %v", at, err)
 	}
 	e.remote.token = "another token, no"
-	if _, err := e.remote.ask(question{Mode: "ask", Protocol: "speed", Port: port, Threads: 1, Number: 1}); err == nil ||
-		!strings.Contains(err.Error(), "the token differs") {
+	_, err := e.remote.ask(peerRequest{Mode: "ask", Protocol: "speed", Port: port, Threads: 1, Number: 1})
+	if err == nil || !strings.Contains(err.Error(), "the token differs") {
 		t.Errorf("with another token: %v", err)
 	}
 }

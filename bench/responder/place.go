@@ -71,11 +71,11 @@ func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *to
 		p.address = server.Addr6()
 	}
 	p.peer, p.peerNIC = p.lab.Node(), server.Outer()
-	return steer(p.lab.Node(), client.Outer(), t.others)
+	return setPacketSteering(p.lab.Node(), client.Outer(), t.others)
 }
 
-// steer sets receive packet steering, which sysfs alone knows, and that of the namespace it was mounted in.
-func steer(ns *netlab.Namespace, nic string, cpus []int) error {
+// setPacketSteering sets receive packet steering, which sysfs alone knows, and that of the namespace it was mounted in.
+func setPacketSteering(ns *netlab.Namespace, nic string, cpus []int) error {
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/%s/queues/rx-0/rps_cpus", mask(cpus), nic)
 	out, err := ns.Command(context.Background(), "unshare", "--mount", "sh", "-c", script).CombinedOutput()
 	if err != nil {

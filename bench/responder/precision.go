@@ -12,7 +12,7 @@ var precisionConfigs = []string{"user", "kernel", "mixed", "mixed-100ms", "mixed
 // measurePrecision has so many cars per second arrive, and as many leave, with 65 in range on average, and compares
 // each limit with that of the cars in range. A limit's age is the time since it was the right one.
 func (e *experiment) measurePrecision(c *contender, arrivals int) ([]bench.Sample, error) {
-	var a answerTo
+	var a clientReport
 	c.rounds++
 	err := c.serving(c.variant, func() (err error) {
 		a, err = c.client("cars", c.rounds, e.lengths.cars, float64(arrivals))

@@ -79,7 +79,7 @@ func interfaceTo(addr netip.Addr) (string, error) {
 }
 
 // ask has the peer run its client.
-func (r *remote) ask(q question) (a answerTo, err error) {
+func (r *remote) ask(q peerRequest) (a clientReport, err error) {
 	body, err := json.Marshal(q)
 	if err != nil {
 		return a, err
@@ -114,7 +114,7 @@ func (r *remote) ask(q question) (a answerTo, err error) {
 	if err != nil || response.StatusCode != http.StatusOK {
 		return a, errors.Join(err, fmt.Errorf("peer %s: %s: %s", r.at, response.Status, strings.TrimSpace(string(text))))
 	}
-	var whole reply
+	var whole peerReply
 	err = errors.Join(json.Unmarshal(text, &whole), json.Unmarshal(whole.Answer, &a))
 	if err != nil {
 		return a, fmt.Errorf("peer %s: %w", r.at, err)

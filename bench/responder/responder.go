@@ -58,8 +58,8 @@ func loads() []string {
 		{"coap", []int{1, 16, 64, 120}},
 		{"curve", []int{16}},
 		{"published", []int{120}},
-		{"until-loss", []int{mostThreads}},
-		{"threads", []int{1, 50, 100, 150, 200, 250, mostThreads}},
+		{"until-loss", []int{maxThreads}},
+		{"threads", []int{1, 50, 100, 150, 200, 250, maxThreads}},
 		{"offered", []int{50_000, 100_000, 200_000, 400_000, 800_000}},
 		{"tcp", []int{1, 16, 64}},
 		{"work", []int{0, 100, 1000, 10_000, 100_000}},
@@ -77,8 +77,8 @@ func loads() []string {
 	return all
 }
 
-// mostThreads is how far the published experiments go.
-const mostThreads = 300
+// maxThreads is how far the published experiments go.
+const maxThreads = 300
 
 // family is what loads of one name have in common: where they run, who answers, and what is measured of n.
 type family struct {
@@ -259,7 +259,7 @@ func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 	chosen := c.variants[0]
 	for _, v := range c.variants {
 		c.variant = v
-		samples, err := e.measureTimes(c, min(n, mostThreads))
+		samples, err := e.measureTimes(c, min(n, maxThreads))
 		if err != nil {
 			return err
 		}

@@ -122,22 +122,22 @@ func TestClientSees(t *testing.T) {
 	right := []byte{3, 0, 0, 0, 120, 0, 0, 0}
 	for name, tc := range map[string]struct {
 		answer func([]byte) [][]byte
-		bad    func(answerTo) bool
+		bad    func(clientReport) bool
 	}{
-		"echo": {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool {
+		"echo": {func(r []byte) [][]byte { return [][]byte{r} }, func(a clientReport) bool {
 			return a.Wrong == 0 ||
 				a.Wrong != a.Answered
 		}},
 		"value": {func([]byte) [][]byte { return [][]byte{{3, 0, 0, 0, 121, 0, 0, 0}} },
-			func(a answerTo) bool { return a.Wrong == 0 }},
-		"short": {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a answerTo) bool { return a.Wrong == 0 }},
-		"silence": {func([]byte) [][]byte { return nil }, func(a answerTo) bool {
+			func(a clientReport) bool { return a.Wrong == 0 }},
+		"short": {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a clientReport) bool { return a.Wrong == 0 }},
+		"silence": {func([]byte) [][]byte { return nil }, func(a clientReport) bool {
 			return a.lost() != a.Sent ||
 				a.Sent == 0
 		}},
 		"twice": {func([]byte) [][]byte { return [][]byte{right, right} },
-			func(a answerTo) bool { return a.Answered <= a.Sent }},
-		"as it is": {func([]byte) [][]byte { return [][]byte{right} }, func(a answerTo) bool {
+			func(a clientReport) bool { return a.Answered <= a.Sent }},
+		"as it is": {func([]byte) [][]byte { return [][]byte{right} }, func(a clientReport) bool {
 			return a.Wrong+a.lost() != 0 ||
 				a.Sent == 0
 		}},
@@ -266,7 +266,7 @@ func TestThreadMeans(t *testing.T) {
 	c := contend(t, e, "direct", "user")
 	const requests = 50
 	for _, threads := range []int{1, 4} {
-		var a answerTo
+		var a clientReport
 		err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, requests); return err })
 		if err != nil || a.Answered != uint64(threads*requests) || len(a.ThreadMeans) != threads {
 			t.Fatalf("%+v, %v", a, err)
@@ -291,9 +291,9 @@ func TestUnsound(t *testing.T) {
 	if _, err := e.ask(contend(t, e, "direct", "dropped"), "ask", 1, 1); err != nil {
 		t.Fatal(err)
 	}
-	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 2, Wrong: 1})
-	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 3})
-	e.check(&contender{config: "x"}, answerTo{Sent: 2, Answered: 1})
+	e.check(&contender{config: "x"}, clientReport{Sent: 2, Answered: 2, Wrong: 1})
+	e.check(&contender{config: "x"}, clientReport{Sent: 2, Answered: 3})
+	e.check(&contender{config: "x"}, clientReport{Sent: 2, Answered: 1})
 	if got := e.run.Report().Unsound; len(got) != 3 {
 		t.Errorf("%q", got)
 	}
@@ -376,7 +376,7 @@ func TestSetPoints(t *testing.T) {
 func TestSetPointSamples(t *testing.T) {
 	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)}
 	points := []point{{200, 0, 1000}, {201, 10_000, 12_000}, {202, 20_000, 22_000}, {203, 30_000, 32_000}}
-	a := answerTo{Begin: 5_000, Heard: map[int]heard{200: {1, 12_000, 9_000}, 201: {11_000, 25_000, 23_000},
+	a := clientReport{Begin: 5_000, Heard: map[int]observation{200: {1, 12_000, 9_000}, 201: {11_000, 25_000, 23_000},
 		202: {21_000, 22_000, 21_000}, 203: {33_000, 40_000, 39_000}}}
 	got := map[string]float64{}
 	for _, s := range e.setPointSamples(&contender{config: "put"}, a, points, true) {
@@ -407,7 +407,7 @@ func TestPriorities(t *testing.T) {
 	for _, config := range priorityConfigs {
 		t.Run(config, func(t *testing.T) {
 			c := contend(t, e, "priority", config)
-			var a answerTo
+			var a clientReport
 			err := c.serving(c.sleeping(), func() error {
 				return c.alongside("fifo", func() (err error) { a, err = e.offerAlongside(c, 1000, c.port()+1); return err })
 			})

@@ -119,7 +119,7 @@ func (e *experiment) measureSetPoints(c *contender, threads int) (samples []benc
 		if err != nil {
 			return err
 		}
-		var a answerTo
+		var a clientReport
 		asked := make(chan error, 1)
 		go func() {
 			var err error
@@ -164,7 +164,7 @@ func monotonic() int64 {
 
 // setPointSamples says when each number, or a later one, was answered first, when an earlier one was answered last, and
 // how often that was the answer to a request that was sent after the number had been set.
-func (e *experiment) setPointSamples(c *contender, a answerTo, points []point, replies bool) []bench.Sample {
+func (e *experiment) setPointSamples(c *contender, a clientReport, points []point, replies bool) []bench.Sample {
 	var took, first, old []float64
 	stale := uint64(0)
 	for _, p := range points {
@@ -197,7 +197,7 @@ func (e *experiment) setPointSamples(c *contender, a answerTo, points []point, r
 }
 
 // since is when the answer was a number or a later one, as some are replaced before a request comes.
-func (a answerTo) since(number int) (all heard) {
+func (a clientReport) since(number int) (all observation) {
 	for n, h := range a.Heard {
 		if n >= number {
 			all = all.with(h)
@@ -207,7 +207,7 @@ func (a answerTo) since(number int) (all heard) {
 }
 
 // until is when it was an earlier one.
-func (a answerTo) until(number int) (all heard) {
+func (a clientReport) until(number int) (all observation) {
 	for n, h := range a.Heard {
 		if n < number {
 			all = all.with(h)
@@ -216,9 +216,9 @@ func (a answerTo) until(number int) (all heard) {
 	return all
 }
 
-func (h heard) with(other heard) heard {
+func (h observation) with(other observation) observation {
 	if h.First == 0 || other.First != 0 && other.First < h.First {
 		h.First = other.First
 	}
-	return heard{h.First, max(h.Last, other.Last), max(h.Sent, other.Sent)}
+	return observation{h.First, max(h.Last, other.Last), max(h.Sent, other.Sent)}
 }

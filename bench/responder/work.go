@@ -26,7 +26,7 @@ func workRate(steps int) float64 { return workShare / (requestTime + stepTime*fl
 // CPU time of a request, and what requests to another server on the same CPU see meanwhile.
 func (e *experiment) measureWork(c *contender, steps int) ([]bench.Sample, error) {
 	c.steps = steps
-	var one, many, offered answerTo
+	var one, many, offered clientReport
 	var cpu float64
 	rate := workRate(steps)
 	err := c.serving(c.variant, func() (err error) {
@@ -57,13 +57,13 @@ func (e *experiment) measureWork(c *contender, steps int) ([]bench.Sample, error
 }
 
 // offerAlongside sends requests at a rate, and asks for a speed limit at a port, a thousand times a second.
-func (e *experiment) offerAlongside(c *contender, rate float64, port int) (answerTo, error) {
+func (e *experiment) offerAlongside(c *contender, rate float64, port int) (clientReport, error) {
 	a, err := c.client("alongside", workFlows, e.lengths.alongside, rate, strconv.Itoa(port))
 	e.check(c, a)
 	return a, err
 }
 
-func (a answerTo) bystanderSamples(times, lost string) []bench.Sample {
+func (a clientReport) bystanderSamples(times, lost string) []bench.Sample {
 	missing := a.BystanderSent - min(a.BystanderSent, a.BystanderAnswered)
 	return append(a.Samples(times, "p50", "p99"),
 		bench.P50(lost, "%", 100*float64(missing)/float64(max(1, a.BystanderSent))))
@@ -78,7 +78,7 @@ const lowRate = 20_000
 // measurePriority times requests of high priority while there are so many of low priority. Where the two differ, high
 // ones have the next port: with a server of real-time priority, or a listener without the limit of the other.
 func (e *experiment) measurePriority(c *contender, low int) ([]bench.Sample, error) {
-	var a answerTo
+	var a clientReport
 	port := c.port()
 	measure := func() (err error) { a, err = e.offerAlongside(c, float64(low), port); return err }
 	if c.config == "user-priority" || c.config == "kernel-limited" {
@@ -99,7 +99,7 @@ func (e *experiment) measurePriority(c *contender, low int) ([]bench.Sample, err
 
 // measureEnergy is what the processors use while requests come at a rate, and nothing spins.
 func (e *experiment) measureEnergy(c *contender, rate int) ([]bench.Sample, error) {
-	var a answerTo
+	var a clientReport
 	var joules float64
 	err := c.serving(c.sleeping(), func() (err error) {
 		before, _ := bench.ReadEnergy(os.DirFS("/"))

@@ -130,7 +130,7 @@ func (s subject) measure(ctx context.Context, r *bench.Run) (_ []bench.Sample, e
 	if err != nil {
 		return nil, err
 	}
-	s.judge(r, account)
+	s.validate(r, account)
 	out := samples(account, times)
 	if len(values) > 0 {
 		out = append(out, bench.MedianAnd99("value_time", "ms", values)...)
@@ -174,9 +174,9 @@ func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
 	return times, nil
 }
 
-// judge invalidates a run whose measurement failed: packets lost in a buffer say nothing about the hook, and
+// validate invalidates a run whose measurement failed: packets lost in a buffer say nothing about the hook, and
 // replacements during which no packet arrived prove nothing.
-func (s subject) judge(r *bench.Run, a traffic.StreamStats) {
+func (s subject) validate(r *bench.Run, a traffic.StreamStats) {
 	if a.Explained.Socket > 0 {
 		r.Invalidate("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)
 	}

@@ -28,7 +28,7 @@ type bare struct {
 	// probe is a shell script that fails where the kernel lacks the kind; ip is iproute2.
 	probe string
 	// add creates both devices; start runs when they are up.
-	add func(t *testing.T, g *ground) (start func(), err error)
+	add func(t *testing.T, g *topology) (start func(), err error)
 	// carrier is what the wire between the nodes carries instead of the packets of the device; zero: nothing.
 	carrier carrier
 }
@@ -59,10 +59,10 @@ func TestTunnelOverBareIP(t *testing.T) {
 		for _, ip6 := range []bool{false, true} { // with keys over IPv4, without over IPv6
 			t.Run(fmt.Sprintf("%s, IPv6 underlay %v", name, ip6), func(t *testing.T) {
 				needs(t, kind.probe)
-				raise := func(g *ground) error { return raiseBare(t, g, kind) }
-				g := ready(t, prepare, config{name: "kerb", raise: raise}, load{ip6: ip6, underlay: 1500, service: 1500}, number)
+				setup := func(g *topology) error { return setupBare(t, g, kind) }
+				g := ready(t, prepare, config{name: "kerb", setup: setup}, load{ip6: ip6, underlay: 1500, service: 1500}, number)
 				wire := tap(t, g, kind.carrier)
-				meet(t, g)
+				awaitReachable(t, g)
 				overBareIP(t, g)
 				wire.check(t, g)
 			})
@@ -83,7 +83,7 @@ func needs(t *testing.T, script string) {
 	}
 }
 
-func raiseBare(t *testing.T, g *ground, kind bare) error {
+func setupBare(t *testing.T, g *topology, kind bare) error {
 	start, err := kind.add(t, g)
 	if err != nil {
 		return err
@@ -106,7 +106,7 @@ func raiseBare(t *testing.T, g *ground, kind bare) error {
 }
 
 // overBareIP sends everything that services may send.
-func overBareIP(t *testing.T, g *ground) {
+func overBareIP(t *testing.T, g *topology) {
 	mtu := deviceMTU - 40
 	if g.ip6 {
 		mtu = deviceMTU - 52
@@ -131,7 +131,7 @@ func overBareIP(t *testing.T, g *ground) {
 }
 
 // addTUN lets a process carry what one device sends to the other one.
-func addTUN(t *testing.T, g *ground) (start func(), err error) {
+func addTUN(t *testing.T, g *topology) (start func(), err error) {
 	var ends [2]*os.File
 	for i, lab := range g.labs {
 		if err := lab.Node().Do(func() (err error) { ends[i], err = traffic.OpenTUN(device); return }); err != nil {

@@ -24,7 +24,7 @@ import (
 const wireGuardPort = 51820
 
 // addWireGuard creates the interfaces with fresh keys and one peer each, by the wire's addresses.
-func addWireGuard(t *testing.T, g *ground) (start func(), err error) {
+func addWireGuard(t *testing.T, g *topology) (start func(), err error) {
 	var keys [2]*ecdh.PrivateKey
 	for i := range keys {
 		if keys[i], err = ecdh.X25519().GenerateKey(rand.Reader); err != nil {
@@ -107,7 +107,7 @@ func xfrmState(src, dst string, spi int) string {
 }
 
 // addXFRM creates the interfaces with security associations and policies for everything that is sent over them.
-func addXFRM(t *testing.T, g *ground) (start func(), err error) {
+func addXFRM(t *testing.T, g *topology) (start func(), err error) {
 	all := "0.0.0.0/0"
 	if g.ip6 {
 		all = "::/0"
@@ -156,7 +156,7 @@ type wiretap struct {
 	fd int
 }
 
-func tap(t *testing.T, g *ground, c carrier) *wiretap {
+func tap(t *testing.T, g *topology, c carrier) *wiretap {
 	t.Helper()
 	w := &wiretap{carrier: c}
 	code, err := c.filter(g.ip6)
@@ -185,7 +185,7 @@ func tap(t *testing.T, g *ground, c carrier) *wiretap {
 }
 
 // check fails if the wire carried anything in clear, or if what the tunnel received has not come over device and wire.
-func (w *wiretap) check(t *testing.T, g *ground) {
+func (w *wiretap) check(t *testing.T, g *topology) {
 	t.Helper()
 	w.untilMarker(t, g)
 	for i := range g.labs {
@@ -204,7 +204,7 @@ func (w *wiretap) check(t *testing.T, g *ground) {
 }
 
 // untilMarker reads frames up to one that is sent in clear, which the tap must see.
-func (w *wiretap) untilMarker(t *testing.T, g *ground) {
+func (w *wiretap) untilMarker(t *testing.T, g *topology) {
 	t.Helper()
 	marker := []byte("sent in clear")
 	err := g.labs[0].Node().Do(func() error {
@@ -247,7 +247,7 @@ func resolves(frame []byte) bool {
 }
 
 // received is how many packets an interface of a node has received.
-func (g *ground) received(t *testing.T, node int, name string) (n uint64) {
+func (g *topology) received(t *testing.T, node int, name string) (n uint64) {
 	t.Helper()
 	err := g.labs[node].Node().Do(func() error {
 		link, err := netlink.LinkByName(name)

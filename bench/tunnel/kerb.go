@@ -12,13 +12,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// raiseKerb starts an agent on each node, with the tunnel on the service and on the wire.
-func raiseKerb(g *ground, authenticated bool) error {
+// setupKerb starts an agent on each node, with the tunnel on the service and on the wire.
+func setupKerb(g *topology, authenticated bool) error {
 	return startKerb(g, authenticated, func(int) map[string]any { return map[string]any{} }, g.wire.Interface)
 }
 
 // startKerb starts the agents with the configuration of each node, to which the nodes and perhaps a key are added.
-func startKerb(g *ground, authenticated bool, configOf func(node int) map[string]any,
+func startKerb(g *topology, authenticated bool, configOf func(node int) map[string]any,
 	underlay func(*netlab.Lab) string) error {
 	secret := make([]byte, 16)
 	if _, err := rand.Read(secret); err != nil {
@@ -52,6 +52,6 @@ func startKerb(g *ground, authenticated bool, configOf func(node int) map[string
 }
 
 // nodeConfig is a node with the addresses of its services.
-func nodeConfig(g *ground, i int) map[string]any {
+func nodeConfig(g *topology, i int) map[string]any {
 	return map[string]any{"address": g.node(i).String(), "subnets": []any{plans[i][0].String(), plans[i][1].String()}}
 }

@@ -41,9 +41,9 @@ func TestTunnelCarriesEverything(t *testing.T) {
 	number := 5
 	for name, u := range underlays {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, u.mac) }}
+			way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, u.mac) }}
 			g := ready(t, prepare, way, u.load, number)
-			meet(t, g)
+			awaitReachable(t, g)
 			before := settled(t, g)
 			for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 				l := &live{t, g, to, u.mtu}
@@ -71,12 +71,12 @@ func TestTunnelByDevice(t *testing.T) {
 				if ip6 {
 					mtu = 1430
 				}
-				way := config{name: "kerb", raise: func(g *ground) error { return raiseDevice(g, kind, mtu) }}
+				way := config{name: "kerb", setup: func(g *topology) error { return setupDevice(g, kind, mtu) }}
 				if !haveDevice(kind) {
 					t.Skipf("this kernel has no %s", kind)
 				}
 				g := ready(t, prepare, way, load{ip6: ip6, underlay: 1500, service: 1500}, number)
-				meet(t, g)
+				awaitReachable(t, g)
 				before := settled(t, g)
 				for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 					l := &live{t, g, to, mtu}
@@ -92,8 +92,9 @@ func TestTunnelByDevice(t *testing.T) {
 	}
 }
 
-// meet waits until the services reach each other: the first packets meet a node that does not know its services yet.
-func meet(t *testing.T, g *ground) {
+// awaitReachable waits until the services reach each other: the first packets meet a node that does not know its
+// services yet.
+func awaitReachable(t *testing.T, g *topology) {
 	t.Helper()
 	for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
 		l := &live{t, g, to, 0}
@@ -116,7 +117,7 @@ func haveDevice(kind string) bool {
 	return exec.Command("unshare", "--net", iproute2(), "link", "add", "overlay0", "type", kind, "external").Run() == nil
 }
 
-func raiseDevice(g *ground, kind string, mtu int) error {
+func setupDevice(g *topology, kind string, mtu int) error {
 	const device = "overlay0"
 	for _, lab := range g.labs {
 		args := []string{"link", "add", device, "type", kind, "external"}
@@ -141,7 +142,7 @@ type counts struct {
 	full  uint64
 }
 
-func read(t *testing.T, g *ground) counts {
+func read(t *testing.T, g *topology) counts {
 	t.Helper()
 	losses, err := traffic.ReadLosses()
 	if err != nil {
@@ -151,7 +152,7 @@ func read(t *testing.T, g *ground) counts {
 }
 
 // settled are the counts when nothing is on its way any more.
-func settled(t *testing.T, g *ground) (now counts) {
+func settled(t *testing.T, g *topology) (now counts) {
 	t.Helper()
 	for before := (counts{}); ; before = now {
 		if now = read(t, g); now.moved() == before.moved() {
@@ -174,7 +175,7 @@ func (c counts) lost(before counts) int64 {
 
 // check reports packets of the other node that were dropped since before, and packets that no node received, except
 // those that found a queue full. The last ones may be in flight.
-func (c counts) check(t *testing.T, g *ground) {
+func (c counts) check(t *testing.T, g *topology) {
 	t.Helper()
 	now := read(t, g)
 	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
@@ -188,7 +189,7 @@ func (c counts) check(t *testing.T, g *ground) {
 }
 
 // stats are what a node knows of the other one.
-func stats(t *testing.T, g *ground, i int) tunnel.Node {
+func stats(t *testing.T, g *topology, i int) tunnel.Node {
 	t.Helper()
 	var report tunnel.Report
 	if err := g.agents[i].Get("/v1/modules/tunnel/nodes", &report); err != nil {
@@ -206,7 +207,7 @@ func stats(t *testing.T, g *ground, i int) tunnel.Node {
 // live is a client and a server on two nodes.
 type live struct {
 	*testing.T
-	*ground
+	*topology
 	to  netip.Addr
 	mtu int
 }
@@ -358,14 +359,14 @@ func (l *live) datagrams() {
 	most := l.mtu - l.headers()
 	sizes := []int{1, 2, 3, 17, 100, 101, 512, 1000, 1280, 1301, 1302, 1303, most - 1, most}
 	for i, size := range append(sizes, most+1, 3000, 20000) {
-		if !l.comesBack(client, bytes.Repeat([]byte{byte(i + 1)}, size), i < len(sizes)) {
+		if !l.roundTrip(client, bytes.Repeat([]byte{byte(i + 1)}, size), i < len(sizes)) {
 			l.Errorf("%d bytes do not come back", size)
 		}
 	}
 }
 
-// comesBack sends a datagram. One that has to be fragmented may be lost until its sender knows the MTU.
-func (l *live) comesBack(client net.Conn, data []byte, first bool) bool {
+// roundTrip sends a datagram. One that has to be fragmented may be lost until its sender knows the MTU.
+func (l *live) roundTrip(client net.Conn, data []byte, first bool) bool {
 	got := make([]byte, 1<<16)
 	for try := 0; try < 50 && (try == 0 || !first); try++ {
 		if _, err := client.Write(data); err != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // each calls do in the namespace of both nodes.
-func (g *ground) each(do func(node int) error) error {
+func (g *topology) each(do func(node int) error) error {
 	for i, lab := range g.labs {
 		if err := lab.Node().Do(func() error { return do(i) }); err != nil {
 			return err
@@ -22,12 +22,12 @@ func (g *ground) each(do func(node int) error) error {
 }
 
 // routeTo leads to the services of the other node, by an interface and perhaps a gateway.
-func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
+func (g *topology) routeTo(node int, device string, gateway netip.Addr) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
 		return err
 	}
-	for _, plan := range g.led(node) {
+	for _, plan := range g.routedNetworks(node) {
 		if gateway.IsValid() && gateway.Is4() != plan.Addr().Is4() {
 			continue
 		}
@@ -42,8 +42,9 @@ func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
 	return nil
 }
 
-// led are the networks that a node routes to the other one. A user-space proxy answers for the virtual addresses.
-func (g *ground) led(node int) []netip.Prefix {
+// routedNetworks are the networks that a node routes to the other one. A user-space proxy answers for the virtual
+// addresses.
+func (g *topology) routedNetworks(node int) []netip.Prefix {
 	if !g.proxied {
 		return plans[1-node][:]
 	}
@@ -56,8 +57,8 @@ func (g *ground) led(node int) []netip.Prefix {
 	return all
 }
 
-// raiseRoutes has the underlay carry the services' packets as they are.
-func raiseRoutes(g *ground) error {
+// setupRoutes has the underlay carry the services' packets as they are.
+func setupRoutes(g *topology) error {
 	return g.each(func(i int) error {
 		return g.routeTo(i, g.wire.Interface(g.labs[i]), g.node(1-i))
 	})
@@ -69,8 +70,8 @@ const (
 	vxlanNetwork = 7
 )
 
-// raiseVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
-func raiseVXLAN(g *ground) error {
+// setupVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
+func setupVXLAN(g *topology) error {
 	err := g.each(func(i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = vxlanDevice, g.service

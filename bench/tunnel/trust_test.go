@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-func (g *ground) onNode(t *testing.T, i int, args string) {
+func (g *topology) onNode(t *testing.T, i int, args string) {
 	t.Helper()
 	words := strings.Fields(args)
 	if words[0] == "ip" {
@@ -31,7 +31,7 @@ func (g *ground) onNode(t *testing.T, i int, args string) {
 }
 
 // encrypted is the condition Encrypted of the tunnel on a node; empty if there is none.
-func encrypted(t *testing.T, g *ground, i int) v1alpha1.Condition {
+func encrypted(t *testing.T, g *topology, i int) v1alpha1.Condition {
 	t.Helper()
 	var m v1alpha1.Module
 	if err := g.agents[i].Get("/v1/modules/tunnel", &m); err != nil {
@@ -45,7 +45,7 @@ func encrypted(t *testing.T, g *ground, i int) v1alpha1.Condition {
 }
 
 // echoes sends datagrams to the server's node without waiting for an answer.
-func (l *live) shout(n int) {
+func (l *live) sendDatagrams(n int) {
 	l.Helper()
 	client := l.dial("udp")
 	defer client.Close()
@@ -57,9 +57,9 @@ func (l *live) shout(n int) {
 // While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the
 // tunnel runs.
 func TestTunnelObeysIPsecPolicies(t *testing.T) {
-	way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
+	way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 20)
-	meet(t, g)
+	awaitReachable(t, g)
 	l := &live{t, g, g.server.Addr4(), 1460}
 	policy := func(do, direction string, from, to int) string {
 		return fmt.Sprintf("ip xfrm policy %s src %s/32 dst %s/32 proto 17 dport 7187 dir %s", do, g.node(from), g.node(to),
@@ -79,7 +79,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 			t.Errorf("the condition names neither policy nor node: %s", text)
 		}
 		before := settled(t, g)
-		l.shout(20)
+		l.sendDatagrams(20)
 		wait.Until(t, "drops with reason ipsec", func() bool { return dropsOf(t, g, c.drops, "tunnel", "ipsec") >= 20 })
 		if now := settled(t, g); now.nodes[1].ReceivedPackets != before.nodes[1].ReceivedPackets {
 			t.Errorf("policy %s: %d packets have passed in the clear", c.direction,
@@ -95,7 +95,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 }
 
 // dropsOf is how many packets a module on a node has dropped for a reason.
-func dropsOf(t *testing.T, g *ground, i int, module, reason string) (n uint64) {
+func dropsOf(t *testing.T, g *topology, i int, module, reason string) (n uint64) {
 	t.Helper()
 	var m v1alpha1.Module
 	if err := g.agents[i].Get("/v1/modules/"+module, &m); err != nil {
@@ -137,9 +137,9 @@ func TestTunnelFragmentsWithoutDF(t *testing.T) {
 		"jumbo services": {load{underlay: 1500, service: 9000}, 1460},
 	} {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
+			way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, true) }}
 			g := ready(t, prepare, way, u.load, number)
-			meet(t, g)
+			awaitReachable(t, g)
 			l := &live{t, g, g.server.Addr4(), u.mtu}
 			server := within(l, g.server, func() (net.PacketConn, error) {
 				return net.ListenPacket("udp", netip.AddrPortFrom(l.to, livePort).String())

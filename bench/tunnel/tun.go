@@ -24,8 +24,8 @@ const (
 	tunLargest = 60000
 )
 
-// raiseTUN compiles a user-space tunnel and starts it on both nodes.
-func raiseTUN(g *ground) error {
+// setupTUN compiles a user-space tunnel and starts it on both nodes.
+func setupTUN(g *topology) error {
 	made, err := bench.Compile(context.Background(), nil, tunFiles, "tun/tun.c")
 	if err != nil {
 		return err
@@ -38,7 +38,7 @@ func raiseTUN(g *ground) error {
 }
 
 // startTUN starts a command on each node, and routes into their devices, which end with them.
-func (g *ground) startTUN(command func(node int) []string) error {
+func (g *topology) startTUN(command func(node int) []string) error {
 	for i, lab := range g.labs {
 		line := command(i)
 		p, err := bench.StartProcess(g.group.Adopt(lab.Node().Command(context.Background(), line[0], line[1:]...)))

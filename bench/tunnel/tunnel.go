@@ -49,16 +49,16 @@ func init() {
 // config is one way to the other node.
 type config struct {
 	name  string
-	quick bool                // measured in a quick run, too
-	raise func(*ground) error // what it starts ends with the ground
+	quick bool                  // measured in a quick run, too
+	setup func(*topology) error // what it starts ends with the ground
 }
 
 var configs = []config{
-	{"direct", true, raiseRoutes},
-	{"kerb", true, func(g *ground) error { return raiseKerb(g, false) }},
-	{"kerb-mac", false, func(g *ground) error { return raiseKerb(g, true) }},
-	{"vxlan", true, raiseVXLAN},
-	{"tun", true, raiseTUN},
+	{"direct", true, setupRoutes},
+	{"kerb", true, func(g *topology) error { return setupKerb(g, false) }},
+	{"kerb-mac", false, func(g *topology) error { return setupKerb(g, true) }},
+	{"vxlan", true, setupVXLAN},
+	{"tun", true, setupTUN},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -84,7 +84,7 @@ func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) er
 		if r.Quick && !c.quick {
 			continue
 		}
-		var g *ground
+		var g *topology
 		trials = append(trials, bench.Trial{Config: c.name,
 			Open: func() (_ io.Closer, err error) { g, err = open(c, loads[name], i); return g, err },
 			Measure: func(context.Context) ([]bench.Sample, error) {
@@ -97,8 +97,8 @@ func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) er
 	return r.Interleave(ctx, name, trials...)
 }
 
-// ground is two nodes with a wire between them, and a service on each.
-type ground struct {
+// topology is two nodes with a wire between them, and a service on each.
+type topology struct {
 	bench.Closers
 	load
 	labs           [2]*netlab.Lab
@@ -117,7 +117,7 @@ var plans = [2][2]netip.Prefix{
 }
 
 // open is prepare with the server's side of the measurements running.
-func open(c config, l load, number int) (*ground, error) {
+func open(c config, l load, number int) (*topology, error) {
 	g, err := prepare(c, l, number)
 	if err != nil {
 		return nil, err
@@ -126,14 +126,14 @@ func open(c config, l load, number int) (*ground, error) {
 	return g, g.CloseOn(g.path.Open())
 }
 
-func prepare(c config, l load, number int) (*ground, error) {
-	g := &ground{load: l}
+func prepare(c config, l load, number int) (*topology, error) {
+	g := &topology{load: l}
 	return g, g.CloseOn(g.build(fmt.Sprintf("kbtn%d", number), c))
 }
 
 // build orders what it makes so that Close can undo it: processes of the way end before the labs that they run in, and
 // these before the cgroup that counts their time.
-func (g *ground) build(prefix string, c config) (err error) {
+func (g *topology) build(prefix string, c config) (err error) {
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (g *ground) build(prefix string, c config) (err error) {
 			return err
 		}
 	}
-	if err := c.raise(g); err != nil {
+	if err := c.setup(g); err != nil {
 		return err
 	}
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group, Agents: g.agents}
@@ -165,7 +165,7 @@ func (g *ground) build(prefix string, c config) (err error) {
 }
 
 // addr is a host's address in the family of the load.
-func (g *ground) addr(h *netlab.Host) netip.Addr {
+func (g *topology) addr(h *netlab.Host) netip.Addr {
 	if g.ip6 {
 		return h.Addr6()
 	}
@@ -173,7 +173,7 @@ func (g *ground) addr(h *netlab.Host) netip.Addr {
 }
 
 // node is a node's address on the underlay in the family of the load.
-func (g *ground) node(i int) netip.Addr {
+func (g *topology) node(i int) netip.Addr {
 	if g.ip6 {
 		return g.wire.Addr6(g.labs[i])
 	}

@@ -12,7 +12,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
 // ready makes the nodes of a config, by open or prepare, and closes them after the test.
-func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, l load, number int) *ground {
+func ready(t *testing.T, by func(config, load, int) (*topology, error), c config, l load, number int) *topology {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -28,10 +28,10 @@ var virtual = [2][2]netip.Addr{
 // virtualConfigs are ways to a virtual address of another node. direct is the limit: routes, and the server's own
 // address.
 var virtualConfigs = []config{
-	{"direct", true, raiseRoutes},
-	{"kerb", true, raiseVirtual},
-	{"vxlan-nftables", true, raiseNFTables},
-	{"tun-go", true, raiseGoroutines},
+	{"direct", true, setupRoutes},
+	{"kerb", true, setupVirtual},
+	{"vxlan-nftables", true, setupNFTables},
+	{"tun-go", true, setupGoroutines},
 }
 
 // RunVirtual runs loads of VirtualLoads, also for other experiments.
@@ -41,9 +41,9 @@ func RunVirtual(ctx context.Context, r *bench.Run, load string) error {
 
 // RunLong runs loads of path.LongLoads with the server on another node, by its virtual IPv4 address.
 func RunLong(ctx context.Context, r *bench.Run, load string) error {
-	var ways []path.Way
+	var ways []path.Config
 	for i, c := range virtualConfigs {
-		ways = append(ways, path.Way{Config: c.name, Open: func() (*path.Path, io.Closer, error) {
+		ways = append(ways, path.Config{Name: c.name, Open: func() (*path.Path, io.Closer, error) {
 			g, err := open(c, loads[VirtualLoads[0]], i)
 			if err != nil {
 				return nil, nil, err
@@ -55,16 +55,16 @@ func RunLong(ctx context.Context, r *bench.Run, load string) error {
 }
 
 // virtualOf is a service's virtual address in the family of the load.
-func (g *ground) virtualOf(node int) netip.Addr {
+func (g *topology) virtualOf(node int) netip.Addr {
 	if g.ip6 {
 		return virtual[node][1]
 	}
 	return virtual[node][0]
 }
 
-// raiseVirtual has the proxy on each node, in front of the tunnel.
-func raiseVirtual(g *ground) error {
-	if err := raiseKerb(g, false); err != nil {
+// setupVirtual has the proxy on each node, in front of the tunnel.
+func setupVirtual(g *topology) error {
+	if err := setupKerb(g, false); err != nil {
 		return err
 	}
 	for _, n := range g.agents {
@@ -77,7 +77,7 @@ func raiseVirtual(g *ground) error {
 }
 
 // virtualServices are one for the service of each node.
-func virtualServices(g *ground) (all []any) {
+func virtualServices(g *topology) (all []any) {
 	for i, h := range []*netlab.Host{g.client, g.server} {
 		var addresses []v1.VirtualAddress
 		for _, a := range virtual[i] {
@@ -93,17 +93,17 @@ func virtualServices(g *ground) (all []any) {
 	return all
 }
 
-// raiseNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
-func raiseNFTables(g *ground) error {
-	if err := raiseVXLAN(g); err != nil {
+// setupNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
+func setupNFTables(g *topology) error {
+	if err := setupVXLAN(g); err != nil {
 		return err
 	}
 	rules := contender.NFTables(g.virtualOf(1), g.addr(g.server), contender.Ports)
 	return contender.Feed(g.labs[0].Node(), rules, "nft", "-f", "-")
 }
 
-// raiseGoroutines has the user-space proxy and tunnel in one that is built like NetManager.
-func raiseGoroutines(g *ground) error {
+// setupGoroutines has the user-space proxy and tunnel in one that is built like NetManager.
+func setupGoroutines(g *topology) error {
 	g.proxied = true
 	program, err := contender.Goroutines(tunDevice)
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 // With proxy and firewall in the default order, a service reaches one on another node by its virtual address, through
 // the tunnel; from either node to the other. The firewalls track connections; what they deny reaches no service.
 func TestVirtualAddressThroughTunnel(t *testing.T) {
-	way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
+	way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 30)
 	g.publish(t)
 	for i, hosts := range [2][2]*netlab.Host{{g.client, g.server}, {g.server, g.client}} {
@@ -49,7 +49,7 @@ func TestVirtualAddressThroughTunnel(t *testing.T) {
 }
 
 // publish adds proxy, firewall and the virtual services of both nodes on both nodes.
-func (g *ground) publish(t *testing.T) {
+func (g *topology) publish(t *testing.T) {
 	t.Helper()
 	services := virtualServices(g)
 	for i, n := range g.agents {
@@ -95,16 +95,16 @@ func (l *live) denied(node int) {
 			return net.Dial("udp", netip.AddrPortFrom(l.to, c.port).String())
 		})
 		defer client.Close()
-		before, drops := settled(l.T, l.ground), dropsOf(l.T, l.ground, c.at, "fw", "policy")
+		before, drops := settled(l.T, l.topology), dropsOf(l.T, l.topology, c.at, "fw", "policy")
 		for range sent {
 			if _, err := client.Write([]byte("denied")); err != nil {
 				l.Fatal(err)
 			}
 		}
 		wait.Until(l.T, "the firewall denies", func() bool {
-			return dropsOf(l.T, l.ground, c.at, "fw", "policy") >= drops+sent
+			return dropsOf(l.T, l.topology, c.at, "fw", "policy") >= drops+sent
 		})
-		now := settled(l.T, l.ground)
+		now := settled(l.T, l.topology)
 		if got := now.nodes[1-node].ReceivedPackets - before.nodes[1-node].ReceivedPackets; got != c.carried {
 			l.Errorf("port %d: the other node has received %d packets, want %d", c.port, got, c.carried)
 		}

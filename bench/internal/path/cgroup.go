@@ -30,7 +30,7 @@ func NewGroup(name string) (*Group, error) {
 		return nil, err
 	}
 	g := &Group{dir: filepath.Join(mount, name)}
-	_ = os.Remove(g.dir) // of a killed run
+	_ = os.Remove(g.dir) // left by a killed run
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -65,7 +65,7 @@ func (g *Group) CPU() (time.Duration, error) {
 	return 0, fmt.Errorf("%s/cpu.stat has no usage_usec", g.dir)
 }
 
-// Close removes the group, whose processes have ended.
+// Close removes the group. Its processes must have exited.
 func (g *Group) Close() error {
 	g.handle.Close()
 	var err error
@@ -73,7 +73,7 @@ func (g *Group) Close() error {
 		if err = os.Remove(g.dir); err == nil || errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		time.Sleep(10 * time.Millisecond) // a process that was killed is on its way out
+		time.Sleep(10 * time.Millisecond) // a killed process is exiting
 	}
 	return err
 }

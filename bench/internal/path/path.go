@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package path measures the path between two hosts: TCP throughput, connect and round-trip times, jitter of a UDP
-// stream at a low rate, and the CPU time at 100 Mbit/s. iperf3 generates the streams; connections and round trips have
-// both ends on one CPU, so that they show the path and not wakeups between CPUs.
+// stream at a low rate, and the CPU time at 100 Mbit/s. iperf3 generates the streams. Connections and round trips run
+// both ends on one CPU, so that wakeups of other CPUs are not measured.
 package path
 
 import (
@@ -23,23 +23,23 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// Ports that have to be reachable, TCP and UDP.
+// Ports that must be reachable over TCP and UDP.
 const (
 	StreamPort = 5201 // iperf3
 	TripPort   = 5202
 )
 
-// Path leads from a client to a server.
+// Path is the path between a client and a server.
 type Path struct {
 	Client, Server *netlab.Host
 	Address        netip.Addr   // where the client finds the server
-	Group          *Group       // counts CPU time; processes that forward in user space belong into it too
-	Agents         []*node.Node // of Kerb: their CPU time and memory count, too
+	Group          *Group       // measures CPU time; must include processes that forward in user space
+	Agents         []*node.Node // of Kerb, with their CPU time and memory
 	iperf          *exec.Cmd
 	said           bytes.Buffer
 }
 
-// Open starts the server's side.
+// Open starts the servers.
 func (p *Path) Open() error {
 	if _, err := exec.LookPath("iperf3"); err != nil {
 		return fmt.Errorf("%w: install iperf3", err)
@@ -62,7 +62,7 @@ func (p *Path) await() (err error) {
 	return fmt.Errorf("no connection to %s: %w", p.Address, err)
 }
 
-// Close ends the server's side.
+// Close stops the servers.
 func (p *Path) Close() error {
 	if p.iperf == nil || p.iperf.Process == nil {
 		return nil
@@ -72,7 +72,7 @@ func (p *Path) Close() error {
 	return nil
 }
 
-// result has the used fields of iperf3's report.
+// result has the fields of iperf3's report that are used.
 type result struct {
 	Error string `json:"error"`
 	End   struct {
@@ -103,17 +103,18 @@ func (p *Path) run(args ...string) (result, error) {
 	})
 }
 
-// errBusy is iperf3's answer as long as its server has not ended the test before, which it does after the client has.
+// errBusy is iperf3's error while its server has not finished the previous test, which it does after the client has
+// exited.
 var errBusy = errors.New("iperf3: the server is busy")
 
-// untilIdle repeats f while the server is busy, for as long as a test may take.
+// untilIdle retries f while the server is busy, at most for the duration of a test.
 func untilIdle[T any](f func() (T, error)) (T, error) {
 	for deadline := time.Now().Add(iperfTimeout); ; {
 		v, err := f()
 		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
 			return v, err
 		}
-		time.Sleep(20 * time.Millisecond) // the server does not report its end
+		time.Sleep(20 * time.Millisecond) // the server does not report when it is idle
 	}
 }
 
@@ -133,7 +134,7 @@ func parse(out []byte, err error) (r result, _ error) {
 // times are how long one round measures.
 type times struct {
 	stream            time.Duration // 0: as long as iperf3 needs
-	thin              []string      // iperf3's word for how long
+	thin              []string      // iperf3's option for the duration
 	connects          int
 	trips, calm, cost time.Duration
 }
@@ -167,21 +168,21 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if t.cost == 0 {
 		return samples, nil
 	}
-	most, err := p.most(samples[0].Value)
+	maxThroughput, err := p.maxThroughput(samples[0].Value)
 	if err != nil {
 		return nil, fmt.Errorf("parallel streams: %w", err)
 	}
 	costs, err := p.costs(t.calm, t.cost)
-	return append(append(samples, bench.P50("throughput_max", "Gbit/s", most)), costs...), err
+	return append(append(samples, bench.P50("throughput_max", "Gbit/s", maxThroughput)), costs...), err
 }
 
-const mostStreams = 8
+const maxStreams = 8
 
-// most finds the bottleneck: it doubles the number of parallel streams until the total throughput no longer rises. one
-// is the throughput of a single stream, in Gbit/s.
-func (p *Path) most(one float64) (float64, error) {
+// maxThroughput finds the bottleneck: it doubles the number of parallel streams until the total throughput no longer
+// rises. one is the throughput of a single stream, in Gbit/s.
+func (p *Path) maxThroughput(one float64) (float64, error) {
 	best := one
-	for streams := 2; streams <= mostStreams; streams *= 2 {
+	for streams := 2; streams <= maxStreams; streams *= 2 {
 		all, err := p.run("-t", "1", "-O", "1", "-P", strconv.Itoa(streams))
 		if err != nil {
 			return 0, err
@@ -235,7 +236,7 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 	return pair.Throughput(duration)
 }
 
-// costs returns the CPU time of all participating programs, and their memory and that of Kerb's maps while nothing is
+// costs returns the CPU time of all programs of the path, and their memory and that of Kerb's maps while nothing is
 // sent.
 func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
 	cores, err1 := untilIdle(func() (float64, error) { return p.cost(calm, duration) })
@@ -245,7 +246,8 @@ func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
 
 func (p *Path) usage() Usage { return Usage{Group: p.Group, Agents: p.Agents} }
 
-// cost is the CPU time of TCP at 100 Mbit/s, in cores, of Kerb's agents, too. iperf3's start and end are left out.
+// cost returns the CPU time of TCP at 100 Mbit/s, in cores, including Kerb's agents and excluding start and end of
+// iperf3.
 func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
 	defer cancel()

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// Streams that start while the server is busy with another one wait for its end.
+// Streams that start while the server is busy wait for the other one's end.
 func TestBusyServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -38,7 +38,7 @@ func TestBusyServer(t *testing.T) {
 		_, err := p.run("-t", "2", "-b", "1M")
 		other <- err
 	}()
-	for range 3 { // of which some meet the other
+	for range 3 { // some overlap with the other
 		if _, err := p.run("-t", "1", "-b", "1M"); err != nil {
 			t.Error(err)
 		}

@@ -12,14 +12,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// Of the published experiment: handshakes of a measurement, and how long each of its streams is.
+// Parameters of the published experiment: handshakes of a measurement, and the length of its streams.
 const (
 	publishedConnects = 15
 	publishedStream   = 20 * time.Second
 )
 
-// MeasurePublished is one measurement of Riegel 2024, of which Run's scale is the length of streams. The single values
-// of all rounds are kept for the work's figures.
+// MeasurePublished makes one measurement of Riegel 2024, with the length of streams scaled by the run's scale. It keeps
+// the individual values of all rounds for the work's figures.
 func (p *Path) MeasurePublished(r *bench.Run, config, load string) ([]bench.Sample, error) {
 	length := max(time.Second, time.Duration(r.Scale*float64(publishedStream))).Round(time.Second)
 	seconds := strconv.Itoa(int(length.Seconds()))

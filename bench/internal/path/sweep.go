@@ -19,9 +19,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The sweep offers UDP at rising rates, in Mbit/s of payload: in equal steps up to sweepLinear, as Riegel 2024 has it,
-// and above by a factor, until the way loses packets. One-way latency is from the sender's system call until the
-// receiver's has returned, both by the machine's one clock.
+// The sweep offers UDP at rising rates, in Mbit/s of payload, until the path loses packets: in equal steps up to
+// sweepLinear, as in Riegel 2024, and above by a factor. One-way latency is the time from the sender's system call to
+// the return of the receiver's, on the same clock.
 const (
 	sweepStep      = 50
 	sweepQuickStep = 475
@@ -33,22 +33,22 @@ const (
 
 	datagram    = 1400 // bytes of payload: the smallest MTU here is 1430
 	stampOffset = 8    // after the step's number: the sender's clock
-	// datagrams that are sent, or received, by one system call at most
+	// maximum number of datagrams per system call
 	flowBatch = 64
-	// The receiver's buffer: 20 ms at 1 Gbit/s, so that a busy CPU does not look like a way that loses packets.
+	// The receiver's buffer: 20 ms at 1 Gbit/s, so that a busy CPU does not look like loss on the path.
 	flowBuffer = 8 << 20
-	// flowGap is between two system calls of the sender, at least.
+	// flowGap is the minimum time between two system calls of the sender.
 	flowGap = 50 * time.Microsecond
-	// flowWait is how long a receiver waits for the last packets.
+	// flowWait is the time that a receiver waits for the last packets.
 	flowWait = 200 * time.Millisecond
-	// Latencies that are kept of a step.
+	// Number of latencies that are kept per step.
 	latenciesKept = 200_000
 
-	lossLimit = 0.01 // share of packets at which a way is at its end
-	rateLimit = 0.95 // share of the rate that the sender has to reach
+	lossLimit = 0.01 // fraction of lost packets at which the bottleneck is reached
+	rateLimit = 0.95 // fraction of the rate that the sender must reach
 )
 
-// sweepRates are the steps of a sweep.
+// sweepRates returns the steps of a sweep.
 func sweepRates(quick bool) (all []float64) {
 	step := float64(sweepStep)
 	if quick {
@@ -66,18 +66,18 @@ func sweepRates(quick bool) (all []float64) {
 // flow is one step of a sweep.
 type flow struct {
 	sent, received uint64
-	refused        uint64 // by the receiver's buffer, which is not the way's fault
+	refused        uint64 // dropped by the receiver's full buffer, not by the path
 	latencies      []float64
 	took           time.Duration
 }
 
-// lost is the share of packets that the way lost.
+// lost returns the fraction of packets that the path lost.
 func (f flow) lost() float64 {
 	return float64(f.sent-min(f.sent, f.received+f.refused)) / float64(max(1, f.sent))
 }
 
-// isGenerators reports whether the rate exceeds the capacity of sender or receiver.
-func (f flow) isGenerators(rate float64) bool {
+// limitedByGenerator reports whether the rate exceeds the capacity of sender or receiver.
+func (f flow) limitedByGenerator(rate float64) bool {
 	return float64(f.sent) < rateLimit*packetsPerSecond(rate)*f.took.Seconds() ||
 		float64(f.refused) > lossLimit*float64(f.sent)
 }
@@ -86,23 +86,23 @@ func packetsPerSecond(mbits float64) float64 { return mbits * 1e6 / 8 / datagram
 
 // offer sends UDP at a rate in Mbit/s for a duration. number distinguishes its packets from those of other steps.
 func (p *Path) offer(rate float64, length time.Duration, number uint64) (flow, error) {
-	o := &offering{path: p, number: number, rate: packetsPerSecond(rate), length: length}
+	o := &udpLoad{path: p, number: number, rate: packetsPerSecond(rate), length: length}
 	err := o.run()
 	return o.flow, err
 }
 
-// tryRate repeats a step that the generator did not manage: another program may have had its CPU.
+// tryRate repeats a step whose rate the generator did not reach, since another program may have used its CPU.
 func (p *Path) tryRate(rate float64, length time.Duration, number *uint64) (f flow, err error) {
 	for range 3 {
 		*number++
-		if f, err = p.offer(rate, length, *number); err != nil || !f.isGenerators(rate) {
+		if f, err = p.offer(rate, length, *number); err != nil || !f.limitedByGenerator(rate) {
 			break
 		}
 	}
 	return f, err
 }
 
-type offering struct {
+type udpLoad struct {
 	flow
 	path    *Path
 	number  uint64
@@ -112,7 +112,7 @@ type offering struct {
 	ended   atomic.Bool // the sender
 }
 
-func (o *offering) run() error {
+func (o *udpLoad) run() error {
 	at := netip.AddrPortFrom(o.path.Address, TripPort)
 	err := o.path.Server.Do(func() (err error) {
 		any := netip.AddrPortFrom(netip.IPv4Unspecified(), TripPort)
@@ -154,7 +154,7 @@ func (p *Path) socketLosses() (n uint64, err error) {
 }
 
 // send sends packets that are due, in batches.
-func (o *offering) send() error {
+func (o *udpLoad) send() error {
 	start := time.Now()
 	pacer := traffic.NewPacer(max(flowGap, time.Duration(float64(time.Second)/o.rate)))
 	for {
@@ -184,8 +184,8 @@ func (o *offering) send() error {
 	}
 }
 
-// receive returns when the sender has ended and no more packets arrive.
-func (o *offering) receive() error {
+// receive returns when the sender has finished and no more packets arrive.
+func (o *udpLoad) receive() error {
 	stride := uint64(o.rate*o.length.Seconds()/latenciesKept) + 1
 	for {
 		ended := o.ended.Load()
@@ -210,10 +210,10 @@ func (o *offering) receive() error {
 	}
 }
 
-// RateLoad is the load of a step of a sweep.
+// RateLoad returns the load of a step of a sweep.
 func RateLoad(load string, rate float64) string { return load + "/" + strconv.Itoa(int(rate+0.5)) }
 
-// sweepLength is how long each rate is offered.
+// sweepLength returns the time for which each rate is offered.
 func sweepLength(r *bench.Run) time.Duration {
 	switch {
 	case r.Scale > 0:
@@ -224,9 +224,9 @@ func sweepLength(r *bench.Run) time.Duration {
 	return 2 * time.Second
 }
 
-// sweep offers rising rates to all ways, each rate to all of them in turn, until each has reached its bottleneck, or,
-// as generator_limit shows, the limit of sender or receiver.
-func sweep(ctx context.Context, r *bench.Run, load string, ways []openWay, number *uint64) error {
+// sweep offers rising rates to all configs, each rate to all of them in turn, until each has reached its bottleneck, or
+// the limit of sender or receiver (metric generator_limit).
+func sweep(ctx context.Context, r *bench.Run, load string, ways []openConfig, number *uint64) error {
 	best, over, unknown := map[string]float64{}, map[string]bool{}, map[string]uint64{}
 	for _, rate := range sweepRates(r.Quick || r.Scale > 0 && r.Scale < 0.01) {
 		for _, w := range ways {
@@ -241,7 +241,7 @@ func sweep(ctx context.Context, r *bench.Run, load string, ways []openWay, numbe
 			if err != nil {
 				return fmt.Errorf("%s, %.0f Mbit/s: %w", w.config, rate, err)
 			}
-			if f.isGenerators(rate) {
+			if f.limitedByGenerator(rate) {
 				over[w.config], unknown[w.config] = true, 1
 				continue
 			}

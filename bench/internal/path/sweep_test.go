@@ -44,18 +44,19 @@ func TestWhoseLimit(t *testing.T) {
 		{flow{sent: 1000, received: 1000, took: second}, 0, false},
 		{flow{sent: 1000, received: 900, took: second}, 0.1, false},
 		{flow{sent: 1000, received: 900, refused: 50, took: second}, 0.05, true},
-		{flow{sent: 1000, received: 1001, took: second}, 0, false}, // a buffer of other sockets was full
+		{flow{sent: 1000, received: 1001, took: second}, 0, false}, // the buffer of another socket was full
 		{flow{sent: 900, received: 900, took: second}, 0, true},
 		{flow{took: second}, 0, true},
 	} {
-		lost, generator := tc.flow.lost(), tc.flow.isGenerators(rate)
+		lost, generator := tc.flow.lost(), tc.flow.limitedByGenerator(rate)
 		if math.Abs(lost-tc.lost) > 1e-9 || generator != tc.generator {
 			t.Errorf("%+v: lost %v, the generator's limit: %v", tc.flow, lost, generator)
 		}
 	}
 }
 
-// A way that passes 8,000 packets a second, and 2,000 at once, is at its end after 50 Mbit/s, which are 4,464.
+// A path with a limit of 8,000 packets/s and bursts of 2,000 is at its bottleneck after 50 Mbit/s, which are 4,464
+// packets/s.
 func TestSweepFindsTheBottleneck(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -79,7 +80,7 @@ func TestSweepFindsTheBottleneck(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	ways := []openWay{{"limited", &Path{Client: hosts[0], Server: hosts[1], Address: hosts[1].Addr4()}}}
+	ways := []openConfig{{"limited", &Path{Client: hosts[0], Server: hosts[1], Address: hosts[1].Addr4()}}}
 	number := uint64(0)
 	var report *bench.Report
 	for limit := (bench.Cell{Value: 1}); limit.Value == 1; { // a busy machine may not send 47,000 a second

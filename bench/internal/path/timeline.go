@@ -23,13 +23,13 @@ import (
 const (
 	publishedPhase  = 15 * time.Second
 	samplesPerPhase = 30
-	shortestPhase   = 2 * time.Second // iperf3 knows whole seconds, and takes a part of one to start and end
+	shortestPhase   = 2 * time.Second // iperf3 accepts whole seconds, and takes a fraction of one to start and end
 )
 
 var phaseNames = []string{"idle", "load", "after"}
 
-// timelines measures one way after the other, as the agents of others would wake up CPUs.
-func timelines(ctx context.Context, r *bench.Run, load string, ways []openWay) error {
+// timelines measures one config after the other, since the agents of other configs would wake up CPUs.
+func timelines(ctx context.Context, r *bench.Run, load string, ways []openConfig) error {
 	phase := shortestPhase
 	if r.Scale > 0 {
 		phase = max(phase, time.Duration(r.Scale*float64(publishedPhase)).Round(time.Second))
@@ -47,10 +47,10 @@ func timelines(ctx context.Context, r *bench.Run, load string, ways []openWay) e
 	return nil
 }
 
-// timeline is a sample for each place.
+// timeline has a value per sample.
 type timeline struct{ cpu, memory []float64 }
 
-// samples are the medians of the phases, without the first third of each: processes start and end in it.
+// samples returns the medians of the phases, without the first third of each, in which processes start and end.
 func (t timeline) samples() (all []bench.Sample) {
 	for i, name := range phaseNames {
 		from, to := i*samplesPerPhase+samplesPerPhase/3, (i+1)*samplesPerPhase
@@ -98,7 +98,7 @@ func (p *Path) timeline(ctx context.Context, phase time.Duration) (t timeline, e
 	return t, wait()
 }
 
-// steady starts a stream of 100 Mbit/s, and returns what waits for its end.
+// steady starts a stream of 100 Mbit/s and returns a function that waits for its end.
 func (p *Path) steady(ctx context.Context, length time.Duration) (wait func() error, err error) {
 	var out bytes.Buffer
 	cmd := p.command(ctx, "-b", "100M", "-t", strconv.Itoa(int(length.Seconds())))
@@ -110,15 +110,14 @@ func (p *Path) steady(ctx context.Context, length time.Duration) (wait func() er
 	}, cmd.Start()
 }
 
-// Usage is what the programs that a measurement is about take, with agents of Kerb. Where there is no group, CPU does
-// not know the other programs.
+// Usage is the resource use of the measured programs and Kerb's agents. Without a group, CPU covers the agents only.
 type Usage struct {
 	Group  *Group
 	Agents []*node.Node
-	PIDs   []int // of programs outside of the group
+	PIDs   []int // of programs outside the group
 }
 
-// CPU is the time that they have used so far.
+// CPU returns the CPU time used so far.
 func (u Usage) CPU() (time.Duration, error) {
 	var sum time.Duration
 	var err error
@@ -132,8 +131,7 @@ func (u Usage) CPU() (time.Duration, error) {
 	return sum, err
 }
 
-// Tables is the kernel's memory of the maps of Kerb's modules, in bytes: what they take when they are empty, and
-// entries.
+// Tables returns the kernel memory of the maps of Kerb's modules in bytes: that of empty maps, and of entries.
 func (u Usage) Tables() (sum int64, err error) {
 	for _, a := range u.Agents {
 		var modules []v1.Module
@@ -147,14 +145,14 @@ func (u Usage) Tables() (sum int64, err error) {
 	return sum, nil
 }
 
-// MemorySample is the memory of all programs and of the maps of Kerb's modules.
+// MemorySample returns the memory of all programs and of the maps of Kerb's modules.
 func (u Usage) MemorySample() (bench.Sample, error) {
 	bytes, err := u.Memory()
 	tables, err2 := u.Tables()
 	return bench.P50(bench.MemoryMetric, "MiB", float64(bytes+tables)/(1<<20)), errors.Join(err, err2)
 }
 
-// Memory is the proportional share of all these, in bytes.
+// Memory returns the proportional set size of all of them, in bytes.
 func (u Usage) Memory() (sum int64, err error) {
 	pids := slices.Clone(u.PIDs)
 	if u.Group != nil {
@@ -173,7 +171,7 @@ func (u Usage) Memory() (sum int64, err error) {
 	}
 	for _, pid := range pids {
 		bytes, err := node.Proportional(pid)
-		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it has ended
+		if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it has exited
 			return 0, err
 		}
 		sum += bytes

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The client. Modes:
  *
- *	ask	closed loop: threads that each send a request, wait for the answer and record the time
+ *	ask	closed loop: each thread sends a request, waits for the answer and records the time
  *	offer	open loop: sends at a fixed rate, whatever the answers, and counts
  *	cost	as offer, but sleeps between batches, and measures the idle time of each CPU
  *	strain	as ask, and measures the idle time of each CPU

@@ -18,24 +18,23 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// The figure of one round is the median of several runs, each right after one
-// of the base it is compared with.
+// The figure of one round is the median of several runs, each of which follows one of the base.
 const (
 	runs       = 25
 	runsQuick  = 15
 	testRuns   = 200_000 // packets in one test run
 	liveFrames = 100_000 // packets in one live run
-	liveBatch  = 64      // as a NIC's poll
+	liveBatch  = 64      // the NAPI poll budget
 )
 
 // loopback has index 1 in every namespace.
 const loopback = 1
 
-// stage is the hosts and programs that all configs are measured with.
-type stage struct {
+// testbed has the hosts and programs for the measurements of all configs.
+type testbed struct {
 	lab *netlab.Lab
-	// chain is where a config stands, the others hold the dropping program
-	// alone, behind TCX and behind clsact.
+	// chain is the host of the measured config; the others have the dropping program only, attached with TCX and with
+	// clsact.
 	chain, tcxBase, clsactBase *netlab.Host
 
 	passXDP, passTC, drop *ebpf.Program
@@ -44,8 +43,8 @@ type stage struct {
 	frame                 []byte
 }
 
-func openStage(quick bool) (s *stage, err error) {
-	s = &stage{runs: runs, frame: frame(ipv4)}
+func openTestbed(quick bool) (s *testbed, err error) {
+	s = &testbed{runs: runs, frame: frame(ipv4)}
 	if quick {
 		s.runs = runsQuick
 	}
@@ -58,7 +57,7 @@ func openStage(quick bool) (s *stage, err error) {
 	return s, nil
 }
 
-func (s *stage) loadPrograms() error {
+func (s *testbed) loadPrograms() error {
 	spec, err := bench.Object(files, "module.bpf.o")
 	if err != nil {
 		return err
@@ -66,7 +65,7 @@ func (s *stage) loadPrograms() error {
 	for name, p := range map[string]**ebpf.Program{
 		"pass_xdp": &s.passXDP, "drop_tc": &s.drop, "pass_tc": &s.passTC,
 	} {
-		coll, err := ebpf.NewCollection(only(spec, name))
+		coll, err := ebpf.NewCollection(selectProgram(spec, name))
 		if err != nil {
 			return fmt.Errorf("load %s: %w", name, err)
 		}
@@ -76,7 +75,7 @@ func (s *stage) loadPrograms() error {
 	return nil
 }
 
-func (s *stage) buildHosts() error {
+func (s *testbed) buildHosts() error {
 	lab, err := netlab.NewIn(labPrefix)
 	if err != nil {
 		return err
@@ -92,14 +91,14 @@ func (s *stage) buildHosts() error {
 
 // prepareTCXBase also attaches the passing XDP program. For a program that is not attached, each test run patches the
 // kernel's XDP dispatcher twice, which takes longer than the run.
-func (s *stage) prepareTCXBase() error {
+func (s *testbed) prepareTCXBase() error {
 	pass, err := bench.AttachXDP(s.tcxBase.Namespace, s.tcxBase.Interface(), s.passXDP)
 	if err != nil {
 		return err
 	}
 	s.links = append(s.links, pass)
 	if bench.HaveTCX() != nil {
-		return nil // then run leaves the TC loads out
+		return nil // run then leaves the TC loads out
 	}
 	drop, err := attachTCX(loopback, s.drop)
 	if err != nil {
@@ -109,14 +108,14 @@ func (s *stage) prepareTCXBase() error {
 	return nil
 }
 
-func (s *stage) prepareClsactBase() error {
+func (s *testbed) prepareClsactBase() error {
 	if _, err := bench.AddClsact(loopback); err != nil {
 		return err
 	}
 	return addFilter(loopback, 2, 1, s.drop)
 }
 
-func (s *stage) close() error {
+func (s *testbed) close() error {
 	err := bench.CloseAll(s.links)
 	for _, p := range []*ebpf.Program{s.passXDP, s.drop, s.passTC} {
 		if p != nil {
@@ -129,7 +128,7 @@ func (s *stage) close() error {
 	return err
 }
 
-// frame is UDP over IPv4 in 64 bytes (60 without the frame's checksum), or the same over IPv6 in 84.
+// frame returns a UDP frame over IPv4 of 64 bytes (60 without FCS), or over IPv6 of 84 bytes.
 func frame(of family) []byte {
 	f := packet.Fields{Src: netip.AddrFrom4([4]byte{10, 99, 1, 1}), Dst: netip.AddrFrom4([4]byte{10, 99, 1, 2}),
 		UDP: &packet.Ports{Src: 12345, Dst: 5201}, Payload: string(make([]byte, 18))}
@@ -138,26 +137,26 @@ func frame(of family) []byte {
 	}
 	out, err := f.Frame()
 	if err != nil {
-		panic(err) // of constants
+		panic(err) // impossible for constants
 	}
 	return out
 }
 
-// placed is a chain on its hook.
+// placed is an attached chain.
 type placed struct {
 	swap, detach func() error
 }
 
-// place attaches a chain: XDP to a host's veth in native mode, TC to the
-// ingress of a loopback, in front of the dropping program.
-func (s *stage) place(hook string, ch Chain) (placed, error) {
-	if r, ok := ch.(row); ok {
-		return s.placeRow(r)
+// place attaches a chain: XDP to a host's veth in native mode, TC to the ingress of a loopback interface, in front of
+// the dropping program.
+func (s *testbed) place(hook string, ch Chain) (placed, error) {
+	if r, ok := ch.(multiProgram); ok {
+		return s.placeMulti(r)
 	}
 	return s.placeLinked(hook, ch.(Linked))
 }
 
-func (s *stage) placeRow(r row) (placed, error) {
+func (s *testbed) placeMulti(r multiProgram) (placed, error) {
 	err := s.chain.Do(func() error { return r.attach(loopback, s.drop) })
 	p := placed{
 		swap:   func() error { return s.chain.Do(r.swap) },
@@ -171,7 +170,7 @@ func (s *stage) placeRow(r row) (placed, error) {
 
 // placeLinked attaches the program of a chain, followed on TC by the dropping program: packets that reach it have
 // passed all modules. Like the agent, it replaces programs by updating the link.
-func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
+func (s *testbed) placeLinked(hook string, ch Linked) (placed, error) {
 	var links []link.Link
 	err := s.chain.Do(func() (err error) {
 		if hook == "xdp" {
@@ -200,7 +199,7 @@ func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 	}, nil
 }
 
-func (s *stage) attachTC(p *ebpf.Program) ([]link.Link, error) {
+func (s *testbed) attachTC(p *ebpf.Program) ([]link.Link, error) {
 	first, err := attachTCX(loopback, p)
 	if err != nil {
 		return nil, err
@@ -212,15 +211,15 @@ func (s *stage) attachTC(p *ebpf.Program) ([]link.Link, error) {
 	return []link.Link{first, last}, nil
 }
 
-// packetTime is what one packet took, in ns.
+// packetTime is the time of one packet in ns.
 type packetTime struct {
-	ns    float64 // as measured: for test runs with the run's own overhead
+	ns    float64 // as measured; for test runs with the overhead of the run
 	added float64 // above the base without modules
 	sent  uint64
 }
 
-// packet measures a chain and its base in turn.
-func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
+// packet measures a chain and its base alternately.
+func (s *testbed) packet(kind string, ch Chain) (packetTime, error) {
 	count := uint32(testRuns)
 	if kind == "tc" {
 		count = liveFrames
@@ -247,15 +246,15 @@ func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
 	return t, err
 }
 
-// send passes packets through a chain and returns the time of one, in ns.
-func (s *stage) send(kind string, ch Chain, count uint32) (ns float64, err error) {
+// send sends packets through a chain and returns the time of one, in ns.
+func (s *testbed) send(kind string, ch Chain, count uint32) (ns float64, err error) {
 	if kind != "tc" {
 		return s.testRun(s.lab.Node(), ch.(Linked).Program(), count, 0)
 	}
 	return s.live(s.chain, count)
 }
 
-func (s *stage) sendBase(kind string, ch Chain, count uint32) (ns float64, err error) {
+func (s *testbed) sendBase(kind string, ch Chain, count uint32) (ns float64, err error) {
 	_, classic := ch.(*clsact)
 	switch {
 	case kind == "xdp":
@@ -269,12 +268,12 @@ func (s *stage) sendBase(kind string, ch Chain, count uint32) (ns float64, err e
 }
 
 // live sends frames up the stack of a host, from its loopback.
-func (s *stage) live(h *netlab.Host, count uint32) (ns float64, err error) {
+func (s *testbed) live(h *netlab.Host, count uint32) (ns float64, err error) {
 	return s.testRun(h.Namespace, s.passXDP, count, inject.LiveFrames)
 }
 
 // testRun runs a program on the frame, and returns the time of one run.
-func (s *stage) testRun(ns *netlab.Namespace, p *ebpf.Program, count, flags uint32) (float64, error) {
+func (s *testbed) testRun(ns *netlab.Namespace, p *ebpf.Program, count, flags uint32) (float64, error) {
 	opts := &ebpf.RunOptions{Data: slices.Clone(s.frame), Repeat: count, Flags: flags}
 	if flags == inject.LiveFrames {
 		opts.BatchSize = liveBatch

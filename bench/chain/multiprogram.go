@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// loadRow loads n independent modules.
-func (o *objects) loadRow(n int) (modules, error) {
+// loadModules loads n independent modules.
+func (o *objects) loadModules(n int) (modules, error) {
 	var ms modules
 	for range n {
 		m, err := o.loadModule("tc", 0, nil)
@@ -26,7 +26,7 @@ func (o *objects) loadRow(n int) (modules, error) {
 	return ms, nil
 }
 
-// replace loads a new module n/2 and lets put bring it into effect.
+// replace loads a new module n/2, and activates it with put.
 func (ms modules) replace(o *objects, put func(i int, m module) error) error {
 	i := middle(len(ms))
 	m, err := o.loadModule("tc", 0, nil)
@@ -41,7 +41,7 @@ func (ms modules) replace(o *objects, put func(i int, m module) error) error {
 	return old.Close()
 }
 
-// tcx is a row of TCX programs (Linux 6.6).
+// tcx is a list of TCX programs (Linux 6.6).
 type tcx struct {
 	modules
 	objs  *objects
@@ -49,11 +49,11 @@ type tcx struct {
 }
 
 func (o *objects) loadTCX(_ string, n int) (Chain, error) {
-	ms, err := o.loadRow(n)
+	ms, err := o.loadModules(n)
 	return &tcx{modules: ms, objs: o}, err
 }
 
-// attach leaves it to detach to clean up after an error.
+// attach relies on detach for cleanup after an error.
 func (t *tcx) attach(ifindex int, last *ebpf.Program) error {
 	for _, m := range append(t.modules[:len(t.modules):len(t.modules)], module{program: last}) {
 		l, err := attachTCX(ifindex, m.program)
@@ -65,7 +65,7 @@ func (t *tcx) attach(ifindex int, last *ebpf.Program) error {
 	return nil
 }
 
-// attachTCX puts a program behind those on the ingress.
+// attachTCX attaches a program after those on the ingress.
 func attachTCX(ifindex int, p *ebpf.Program) (link.Link, error) {
 	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress,
 		Anchor: link.Tail()})
@@ -81,9 +81,8 @@ func (t *tcx) swap() error {
 
 func (t *tcx) detach() error { return bench.CloseAll(t.links) }
 
-// clsact is a row of direct-action filters. All stand in one instance of
-// cls_bpf, under handles of their own, which costs less per packet than an
-// instance (a priority) each.
+// clsact is a list of direct-action filters in one instance of cls_bpf with separate handles, which costs less per
+// packet than an instance (a priority) for each.
 type clsact struct {
 	modules
 	objs  *objects
@@ -91,7 +90,7 @@ type clsact struct {
 }
 
 func (o *objects) loadClsact(_ string, n int) (Chain, error) {
-	ms, err := o.loadRow(n)
+	ms, err := o.loadModules(n)
 	return &clsact{modules: ms, objs: o}, err
 }
 
@@ -103,7 +102,7 @@ func (c *clsact) attach(ifindex int, last *ebpf.Program) error {
 	if err := addFilter(ifindex, 2, 1, last); err != nil {
 		return err
 	}
-	for i := len(c.modules) - 1; i >= 0; i-- { // the newest stands first
+	for i := len(c.modules) - 1; i >= 0; i-- { // the newest filter runs first
 		if err := addFilter(ifindex, 1, i+1, c.modules[i].program); err != nil {
 			return err
 		}

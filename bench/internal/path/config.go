@@ -12,51 +12,51 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Way is a config that leads from a client to a server, for the loads of Long.
-type Way struct {
-	Config string
-	// Open returns the path and what ends the way.
+// Config is a path between client and server, for RunLong.
+type Config struct {
+	Name string
+	// Open returns the path, and closes what it has started with the returned closer.
 	Open func() (*Path, io.Closer, error)
 }
 
-// The loads of these names need more than Measure: rising rates until a way is at its end, and CPU and memory over
-// time. Where the server is follows.
+// Prefixes of loads that need more than Measure: rising rates up to the bottleneck, and CPU and memory over time. The
+// place of the server follows.
 const (
 	sweepPrefix    = "sweep/"
 	timelinePrefix = "timeline/"
 )
 
-// IsLong reports whether a load is one of RunLong.
+// IsLong reports whether RunLong measures a load.
 func IsLong(load string) bool {
 	return strings.HasPrefix(load, sweepPrefix) || strings.HasPrefix(load, timelinePrefix)
 }
 
-// LongLoads are those of a place.
+// LongLoads returns the long loads of a place.
 func LongLoads(place string) []string { return []string{sweepPrefix + place, timelinePrefix + place} }
 
-type openWay struct {
+type openConfig struct {
 	config string
 	path   *Path
 }
 
-// RunLong measures a load of LongLoads.
-func RunLong(ctx context.Context, r *bench.Run, load string, ways []Way) (err error) {
+// RunLong measures a load of LongLoads with several configs.
+func RunLong(ctx context.Context, r *bench.Run, load string, ways []Config) (err error) {
 	var opened bench.Closers
 	defer func() { err = errors.Join(err, opened.Close()) }()
-	var open []openWay
+	var open []openConfig
 	for _, w := range ways {
-		if !r.Wants(w.Config) {
+		if !r.Wants(w.Name) {
 			continue
 		}
 		p, closer, err := w.Open()
-		if r.LeftOut(w.Config, err) {
+		if r.LeftOut(w.Name, err) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", w.Config, err)
+			return fmt.Errorf("%s: %w", w.Name, err)
 		}
 		opened.Later(closer.Close)
-		open = append(open, openWay{w.Config, p})
+		open = append(open, openConfig{w.Name, p})
 	}
 	number := uint64(0)
 	for range r.Rounds {

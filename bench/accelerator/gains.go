@@ -9,8 +9,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// judged are the figures in which the accelerator must not be worse than plain TCP, and whether more is better.
-var judged = []struct {
+// judgedMetrics are the metrics in which the accelerator must not be worse than plain TCP.
+var judgedMetrics = []struct {
 	metric, stat string
 	more         bool
 }{
@@ -18,27 +18,27 @@ var judged = []struct {
 	{"throughput", "p50", true}, {"cpu_op", "p50", false}, {"cpu_byte", "p50", false}, {"cpu", "p50", false},
 }
 
-// tolerated is how much worse a figure may be.
-const tolerated = 0.03
+// maxLoss is the fraction by which a figure may be worse.
+const maxLoss = 0.03
 
-// gain is a config against plain: above 1 it is better.
+// gain compares a config with plain; above 1 the config is better.
 type gain struct {
 	load, metric, stat string
-	value, noise       float64 // ratio of the medians, and the standard error of one of ratios round by round
+	value, noise       float64 // ratio of the medians, and the standard error of the ratios of rounds
 }
 
 func (g gain) String() string {
 	return fmt.Sprintf("%s %s %s %.2f ±%.2f", g.load, g.metric, g.stat, g.value, g.noise)
 }
 
-func (g gain) worse() bool   { return g.value < 1-tolerated }
-func (g gain) certain() bool { return g.value+2*g.noise < 1-tolerated }
+func (g gain) worse() bool   { return g.value < 1-maxLoss }
+func (g gain) certain() bool { return g.value+2*g.noise < 1-maxLoss }
 
-// gains are of all judged figures of a config.
+// gains returns the gains of a config in all these metrics.
 func gains(r *bench.Report, config string) []gain {
 	var all []gain
 	for _, cell := range r.Cells {
-		for _, j := range judged {
+		for _, j := range judgedMetrics {
 			plain, ok := r.Find("plain", cell.Load, cell.Metric, cell.Stat)
 			if cell.Config == config && cell.Metric == j.metric && cell.Stat == j.stat && ok {
 				all = append(all, gainOf(plain, cell, j.more))
@@ -64,7 +64,7 @@ func gainOf(plain, cell bench.Cell, more bool) gain {
 	return gain{cell.Load, cell.Metric, cell.Stat, better(plain.Value, cell.Value), noise}
 }
 
-// notes list which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
+// notes lists the figures that are worse than plain TCP's, and how many are worse when plain TCP is measured again.
 func (e *experiment) notes() {
 	r := e.run.Report()
 	for _, config := range e.configs {
@@ -82,9 +82,9 @@ func (e *experiment) notes() {
 			}
 		}
 		e.run.Note("%s: %d of %d results are worse than plain TCP by more than %.0f%%, %d of them by more than twice their "+
-			"noise", config, worse, len(all), tolerated*100, certain)
+			"noise", config, worse, len(all), maxLoss*100, certain)
 	}
-	e.conclude(e)
+	e.addNotes(e)
 }
 
 func (e *experiment) noteCosts() {

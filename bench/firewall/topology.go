@@ -16,28 +16,28 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// ground is one lab with a client and a service on a bridge, and a generator
+// topology is one lab with a client and a service on a bridge, and a generator
 // on a third port whose frames carry the client's address.
-type ground struct {
+type topology struct {
 	bench.Closers
 	lab                        *netlab.Lab
 	client, service, generator *netlab.Host
 
-	inject  *inject.Injector // into the generator's outer interface
-	noLive  error            // why frames cannot be sent by live test runs
-	wall    Firewall
-	opening time.Duration // how long the wall took, with all rules
+	inject   *inject.Injector // into the generator's outer interface
+	noLive   error            // why frames cannot be sent by live test runs
+	firewall Firewall
+	opening  time.Duration // how long the wall took, with all rules
 
 	rules   []Rule
 	packets *packets // nil: one flow, from the client
 }
 
-func openGround(prefix string) (*ground, error) {
-	g := &ground{}
+func openTopology(prefix string) (*topology, error) {
+	g := &topology{}
 	return g, g.CloseOn(g.build(prefix))
 }
 
-func (g *ground) build(prefix string) (err error) {
+func (g *topology) build(prefix string) (err error) {
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
@@ -57,37 +57,37 @@ func (g *ground) build(prefix string) (err error) {
 	})
 }
 
-// raise puts the rules into effect on an interface without a firewall.
-func (g *ground) raise(open opener) (err error) {
+// setup puts the rules into effect on an interface without a firewall.
+func (g *topology) setup(open opener) (err error) {
 	start := time.Now()
-	if g.wall, err = open(g.lab, g.service, g.rules); err != nil {
+	if g.firewall, err = open(g.lab, g.service, g.rules); err != nil {
 		return err
 	}
-	g.Later(g.wall.Close)
+	g.Later(g.firewall.Close)
 	g.opening = time.Since(start)
 	return nil
 }
 
 // replace returns how long it takes until all rules are in effect again, after only one was.
-func (g *ground) replace() (time.Duration, error) {
-	if err := g.wall.Replace(g.rules[:1]); err != nil {
+func (g *topology) replace() (time.Duration, error) {
+	if err := g.firewall.Replace(g.rules[:1]); err != nil {
 		return 0, err
 	}
 	start := time.Now()
-	err := g.wall.Replace(g.rules)
+	err := g.firewall.Replace(g.rules)
 	return time.Since(start), err
 }
 
-func (g *ground) filters() bool {
-	_, none := g.wall.(none)
-	return g.wall != nil && !none
+func (g *topology) filters() bool {
+	_, none := g.firewall.(none)
+	return g.firewall != nil && !none
 }
 
-func (g *ground) connect() (*traffic.Pair, error) {
+func (g *topology) connect() (*traffic.Pair, error) {
 	return traffic.Connect(g.client, g.service, netip.AddrPortFrom(g.service.Addr4(), Port))
 }
 
-func (g *ground) throughput(duration time.Duration) (gigabits float64, err error) {
+func (g *topology) throughput(duration time.Duration) (gigabits float64, err error) {
 	pair, err := g.connect()
 	if err != nil {
 		return 0, err
@@ -97,7 +97,7 @@ func (g *ground) throughput(duration time.Duration) (gigabits float64, err error
 	return rate / 1e9, err
 }
 
-func (g *ground) pingPong(duration time.Duration) ([]float64, error) {
+func (g *topology) pingPong(duration time.Duration) ([]float64, error) {
 	pair, err := g.connect()
 	if err != nil {
 		return nil, err
@@ -110,12 +110,12 @@ const forwardFrames = 50_000
 
 // forward measures one packet's way from the generator's port over the bridge
 // into the service's interface, in ns: the median of several runs.
-func (g *ground) forward(runs int) (ns float64, err error) {
+func (g *topology) forward(runs int) (ns float64, err error) {
 	return g.sendPackets(g.packets, runs, forwardFrames)
 }
 
 // verify sends packets that the rules do not allow.
-func (g *ground) verify() error {
+func (g *topology) verify() error {
 	if g.noLive != nil {
 		return nil
 	}
@@ -127,7 +127,7 @@ func (g *ground) verify() error {
 }
 
 // sendPackets sends frames with the headers of p, and checks how many arrive.
-func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, err error) {
+func (g *topology) sendPackets(p *packets, runs int, count uint32) (ns float64, err error) {
 	if p != nil {
 		if err := g.inject.SetPackets(g.frame(), p.headers); err != nil {
 			return 0, err
@@ -143,10 +143,10 @@ func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, er
 			}
 			denied := g.filters() && p != nil && p.denied
 			if denied && got > 0 {
-				return fmt.Errorf("%d of %d forbidden packets arrived: %w", got, count, errWall)
+				return fmt.Errorf("%d of %d forbidden packets arrived: %w", got, count, errNotInEffect)
 			}
 			if !denied && got < uint64(count)*999/1000 {
-				return fmt.Errorf("only %d of %d allowed packets arrived: %w", got, count, errWall)
+				return fmt.Errorf("only %d of %d allowed packets arrived: %w", got, count, errNotInEffect)
 			}
 			times = append(times, t)
 		}
@@ -155,11 +155,11 @@ func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, er
 	return bench.Median(times), err
 }
 
-// errWall is wrapped when a firewall does not do what its rules say.
-var errWall = errors.New("the firewall is not in effect")
+// errNotInEffect is wrapped when a firewall does not do what its rules say.
+var errNotInEffect = errors.New("the firewall is not in effect")
 
 // frame is a TCP segment from the client to Port, 64 bytes with the frame's checksum.
-func (g *ground) frame() []byte {
+func (g *topology) frame() []byte {
 	p := packet{g.client.Addr4(), g.service.Addr4(), classbench.TCP, 40000, Port}
 	headers := p.headers()
 	return slices.Concat(g.service.MAC(), g.generator.MAC(), []byte{8, 0}, headers[:], make([]byte, 6))

@@ -22,7 +22,7 @@ import (
 // Metrics of the whole machine during a round: softirqs and context switches of all programs and the kernel; in one
 // additional round, the slowdown of a fixed compute job; and the fraction of CPU time that the hypervisor steals.
 const (
-	MemoryMetric    = "memory" // experiments measure it, as they know the programs
+	MemoryMetric    = "memory" // recorded by experiments, which know the programs
 	softirqMetric   = "softirq"
 	switchesMetric  = "switches"
 	bystanderMetric = "bystander"
@@ -43,9 +43,9 @@ var Costs = []struct{ Metric, Label, Unit string }{
 // ticksPerSecond is USER_HZ, which is the same on all architectures that Go supports.
 const ticksPerSecond = 100
 
-// kernelCounts are of all CPUs since boot.
+// kernelCounts are counters of all CPUs since boot.
 type kernelCounts struct {
-	softirq  float64 // seconds, by samples of the timer's tick
+	softirq  float64 // seconds, sampled at timer ticks
 	switches float64
 	times    cpuTimes
 	energy   Energy
@@ -67,7 +67,7 @@ func readKernelCounts(root fs.FS) kernelCounts {
 	return c
 }
 
-// since are the figures of the time from before to c.
+// since returns the figures of the interval from before to c.
 func (c kernelCounts) since(before kernelCounts) []Sample {
 	seconds := c.at.Sub(before.at).Seconds()
 	samples := []Sample{P50(softirqMetric, "CPUs", (c.softirq-before.softirq)/seconds),
@@ -79,9 +79,9 @@ func (c kernelCounts) since(before kernelCounts) []Sample {
 	return samples
 }
 
-// measureAll measures a round with its costs on the whole machine. A trial without samples has these costs only if it
-// has a load for them.
-func (t Trial) measureAll(ctx context.Context) ([]Sample, error) {
+// measureWithCosts measures a round with its costs on the whole machine. A trial without samples gets these costs only
+// if it names a load for them.
+func (t Trial) measureWithCosts(ctx context.Context) ([]Sample, error) {
 	root := os.DirFS("/")
 	before := readKernelCounts(root)
 	samples, err := t.Measure(ctx)
@@ -91,38 +91,38 @@ func (t Trial) measureAll(ctx context.Context) ([]Sample, error) {
 	return append(samples, readKernelCounts(root).since(before)...), nil
 }
 
-// job is a fixed computation on all CPUs, with the default priority, until stop.
-type job struct {
-	done    atomic.Uint64 // parts of it
+// computeJob is a fixed computation on all CPUs at default priority, which runs until stop.
+type computeJob struct {
+	done    atomic.Uint64 // completed blocks
 	began   time.Time
-	over    atomic.Bool
+	stopped atomic.Bool
 	threads sync.WaitGroup
 }
 
-func startJob() (*job, error) {
+func startComputeJob() (*computeJob, error) {
 	cpus, err := CPUs()
 	if err != nil {
 		return nil, err
 	}
-	j := &job{began: time.Now()}
+	j := &computeJob{began: time.Now()}
 	for _, cpu := range cpus {
 		j.threads.Go(func() { j.compute(cpu) })
 	}
 	return j, nil
 }
 
-func (j *job) compute(cpu int) {
+func (j *computeJob) compute(cpu int) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// The thread must not exit: processes that it started would get a signal (Pdeathsig).
+	// The thread must not exit, since processes that it started would receive their Pdeathsig.
 	var set, all unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &all); err == nil {
 		set.Set(cpu)
-		_ = unix.SchedSetaffinity(0, &set) // else the scheduler places it
+		_ = unix.SchedSetaffinity(0, &set) // otherwise the scheduler places it
 		defer func() { _ = unix.SchedSetaffinity(0, &all) }()
 	}
 	block := make([]byte, 4096)
-	for !j.over.Load() {
+	for !j.stopped.Load() {
 		sum := sha256.Sum256(block)
 		copy(block, sum[:])
 		j.done.Add(1)
@@ -130,28 +130,28 @@ func (j *job) compute(cpu int) {
 }
 
 // stop ends the job and returns its speed.
-func (j *job) stop() (perSecond float64) {
+func (j *computeJob) stop() (perSecond float64) {
 	seconds := time.Since(j.began).Seconds()
 	done := j.done.Load()
-	j.over.Store(true)
+	j.stopped.Store(true)
 	j.threads.Wait()
 	return float64(done) / seconds
 }
 
-const jobAlone = time.Second
+const baselineTime = time.Second
 
-// bystanders measures one additional round of each trial next to the job. It records only the job's speed, since the
-// job affects the other results.
-func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error {
-	j, err := startJob()
+// measureBystanders measures one additional round of each trial next to the job. It records only the job's speed, since
+// the computeJob affects the other results.
+func (r *Run) measureBystanders(ctx context.Context, load string, trials []Trial) error {
+	j, err := startComputeJob()
 	if err != nil {
 		return err
 	}
-	time.Sleep(jobAlone)
+	time.Sleep(baselineTime)
 	alone := j.stop()
 	for _, t := range trials {
 		r.Progress("%s next to a compute job, %s", load, t.Config)
-		j, err := startJob()
+		j, err := startComputeJob()
 		if err != nil {
 			return err
 		}

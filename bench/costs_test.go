@@ -27,7 +27,8 @@ func TestKernelCounts(t *testing.T) {
 	}
 }
 
-// Each round has its steal, in the order of the other metrics, and a note says how many rounds had more than 1%.
+// The steal time is recorded per round, in the order of the other metrics. A note gives the number of rounds with more
+// than 1%.
 func TestStealOfRounds(t *testing.T) {
 	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x"}, Run: func(ctx context.Context, run *Run) error {
 		for _, steal := range []float64{0, 1, 1.5, 0, 30} {
@@ -51,7 +52,7 @@ func TestStealOfRounds(t *testing.T) {
 	}
 }
 
-// The costs of a trial that records its samples itself, including the speed of the compute job, are under its own load.
+// A trial that records its samples itself has its costs, including the speed of the compute job, under its own load.
 func TestCostsOfOwnLoads(t *testing.T) {
 	r := testRun(Experiment{Name: "x", Loads: []string{"l"}}, 5)
 	r.Bystander = true
@@ -102,8 +103,8 @@ func TestBystander(t *testing.T) {
 	}
 }
 
-// What a thread has started gets its Pdeathsig when the thread ends: a job that ended its threads killed the servers of
-// other configs, and a client without a server did not end.
+// A process receives its Pdeathsig when the thread that started it exits. A job whose threads exited killed the servers
+// of other configs, and a client without a server did not exit.
 func TestJobSparesChildren(t *testing.T) {
 	children := make([]*exec.Cmd, 16)
 	var started sync.WaitGroup
@@ -118,7 +119,7 @@ func TestJobSparesChildren(t *testing.T) {
 	}
 	started.Wait()
 	for range 20 {
-		j, err := startJob()
+		j, err := startComputeJob()
 		if err != nil {
 			t.Fatal(err)
 		}
