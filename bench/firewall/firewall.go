@@ -5,7 +5,7 @@
 // bridge, with Kerb, with nftables, and without a firewall. Each config has a separate lab for the whole load, so that
 // rounds alternate without reloading rules. In addition to TCP throughput and round trips, it sends frames through the
 // bridge with XDP test runs in live-frames mode (Linux 5.18): `forward` is the whole path of a packet to the service,
-// on which firewalls differ by tens of nanoseconds, too little to be seen on a TCP connection.
+// on which firewalls differ by tens of nanoseconds, too little to measure with TCP.
 package firewall
 
 import (
@@ -67,7 +67,7 @@ func loads() []string {
 	return append(all, "miss/10000", "uniform/10000", "set/100000")
 }
 
-// loadOf is what a load consists of: rules, and packets for forward. hot is one flow, to Port, which TCP uses, too.
+// loadOf returns kind and number of rules, and the packets for forward. hot is one flow to Port, which TCP uses, too.
 func loadOf(name string) (rules string, n int, packets string, err error) {
 	kind, number, _ := strings.Cut(name, "/")
 	n, err = strconv.Atoi(number)
@@ -143,7 +143,7 @@ func prepare(c config, load string) (*topology, error) {
 	return g, g.CloseOn(err)
 }
 
-// times are how long one round measures.
+// times are the durations of one round.
 type times struct {
 	throughput, rr time.Duration
 	forwardRuns    int
@@ -156,7 +156,7 @@ func timesOf(quick bool) times {
 	return times{time.Second, 500 * time.Millisecond, 15}
 }
 
-// measure measures one round of a config. TCP's own work is a hundred times that of a rule, so that the cost of rules
+// measure measures one round of a config. TCP itself costs a hundred times as much as a rule, so that the cost of rules
 // is measured with frames and test runs. TCP is skipped for loads with other packets.
 func measure(r *bench.Run, g *topology) (samples []bench.Sample, err error) {
 	t := timesOf(r.Quick)

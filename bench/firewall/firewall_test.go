@@ -114,8 +114,7 @@ func TestLayersKeepTheOrder(t *testing.T) {
 	}
 }
 
-// Both forms of the reference let the client through and nothing else, and the
-// generators reach the service through them.
+// Both forms of the reference pass the client's packets only, and the generators reach the service through them.
 func TestNFTablesFiltersTheService(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -147,7 +146,7 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 	}
 }
 
-// Maps and chains of nftables have the same result for overlapping rules as the first match.
+// Maps and chains of nftables give the same result for overlapping rules as the first match.
 func TestNFTablesKeepsTheOrder(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

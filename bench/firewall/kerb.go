@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// kerb is the agent with the firewall module, stateless as the reference is: every packet is classified.
+// kerb is the agent with the firewall module, stateless as the reference: every packet is classified.
 type kerb struct {
 	*node.Node
 }
@@ -44,7 +44,7 @@ func firewallConfig(rules []Rule) map[string]any {
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"},
 		"state":         map[string]any{"enabled": false},
-		"malformed":     "allow", // nftables' rules have no word on them either
+		"malformed":     "allow", // as with the nftables rules
 		"rules":         list,
 	}
 }
@@ -72,7 +72,7 @@ func ruleConfig(r *Rule) map[string]any {
 	return out
 }
 
-// portsText is a port, or a range.
+// portsText formats a port or a range.
 func portsText(p classbench.Ports) string {
 	if p.Low == p.High {
 		return strconv.Itoa(int(p.Low))
@@ -80,5 +80,5 @@ func portsText(p classbench.Ports) string {
 	return fmt.Sprintf("%d-%d", p.Low, p.High)
 }
 
-// Program implements Runnable. It is another one after rules that need maps of another size.
+// Program implements Runnable. Rules that need maps of another size replace the program.
 func (k *kerb) Program() (*ebpf.Program, error) { return k.Chain("ingress", 0) }

@@ -13,9 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// nftables is the rule set as sets, see chainOf. On the service's outer interface the netdev family
-// has the same hook as Kerb (its egress, Linux 5.16); before that the bridge's forward hook is the
-// place.
+// nftables has the rules as sets, see chainOf. It uses the same hook as Kerb, the egress of the service's outer
+// interface (family netdev, Linux 5.16), or on older kernels the bridge's forward hook.
 type nftables struct {
 	lab     *netlab.Lab
 	ruleset func(rules []Rule) string
@@ -65,12 +64,12 @@ func bridgeRuleset(device string, rules []Rule) string {
 `, sets, device, chain)
 }
 
-// leastSet is how many rules are worth a set.
+// leastSet is the number of rules from which on a set pays off.
 const leastSet = 8
 
-// chainOf is the rules as nftables evaluates them fastest: verdict maps, one for each layer of rules that do not
-// overlap, with a hash for the exact ones. Overlapping rules cannot be elements of one map, so that where a layer has
-// few rules, these and all that follow are tried in order.
+// chainOf returns the rules in the form that nftables evaluates fastest: a verdict map for each layer of rules that do
+// not overlap, with a hash for exact rules. Overlapping rules cannot be elements of one map. From the first layer with
+// few rules on, rules are evaluated in order.
 func chainOf(rules []Rule) (maps, chain string) {
 	if isSet(rules) {
 		return nftSet(rules)
@@ -103,7 +102,7 @@ func chainOf(rules []Rule) (maps, chain string) {
 	return m.String(), c.String()
 }
 
-// splitExact separates the rules that fit a hash.
+// splitExact separates the rules that fit into a hash.
 func splitExact(rules []Rule) (exact, other []Rule) {
 	columns := columnsOf(rules)
 	for i := range rules {
@@ -140,7 +139,7 @@ func writeMap(maps, chain *strings.Builder, name string, rules []Rule, flags str
 	fmt.Fprintf(chain, "\t\t%s vmap @%s\n", strings.Join(keys, " . "), name)
 }
 
-// column is a field of rules as nftables has it.
+// column is a field of rules in the syntax of nftables.
 type column struct {
 	kind, key string
 	any       func(r *Rule) bool
@@ -174,7 +173,7 @@ func prefixText(p netip.Prefix) string {
 	return p.String()
 }
 
-// columnsOf are the fields that any of the rules restricts.
+// columnsOf returns the fields that any of the rules restricts.
 func columnsOf(rules []Rule) (out []column) {
 	for _, c := range columns {
 		for i := range rules {
@@ -187,7 +186,7 @@ func columnsOf(rules []Rule) (out []column) {
 	return out
 }
 
-// linear is a rule as a line of a chain.
+// linear returns a rule as a line of a chain.
 func linear(r *Rule) string {
 	var s strings.Builder
 	for _, c := range columns {

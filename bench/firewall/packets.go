@@ -13,7 +13,7 @@ import (
 	frames "github.com/kerb-edge/kerb/internal/packet"
 )
 
-// packet is what rules examine.
+// packet has the fields that rules match.
 type packet struct {
 	source, destination netip.Addr
 	protocol            int
@@ -27,8 +27,8 @@ func (p *packet) matches(r *Rule) bool {
 		r.DstPort.Low <= p.port && p.port <= r.DstPort.High
 }
 
-// decider returns a function that returns the rule that decides on a packet, nil if none does. Rules of one source are
-// found by it.
+// decider returns a function that returns the first matching rule for a packet, or nil. Rules with a single source
+// address are indexed by it.
 func decider(rules []Rule) func(*packet) *Rule {
 	bySource, rest := map[netip.Addr][]int{}, []int(nil)
 	for i := range rules {
@@ -54,7 +54,7 @@ func decider(rules []Rule) func(*packet) *Rule {
 	}
 }
 
-// headers have the packet fill a frame of the smallest size.
+// headers returns the packet's headers, for a frame of minimum size.
 func (p *packet) headers() inject.Headers {
 	f := frames.Fields{Src: p.source, Dst: p.destination}
 	ports := frames.Ports{Src: p.sourcePort, Dst: p.port}
@@ -66,14 +66,14 @@ func (p *packet) headers() inject.Headers {
 	return inject.HeadersOf(f)
 }
 
-// packets are sent in turn.
+// packets are sent in rotation.
 type packets struct {
 	headers []inject.Headers
-	denied  bool // by no rule allowed; all others are allowed
+	denied  bool // no rule allows them; all others are allowed
 }
 
-// packetsOf makes packets for rules, in random order: uniform has one for each rule that allows and can decide, miss as
-// many that match no rule, denied some that do not pass. hot is nil.
+// packetsOf returns packets for rules, in random order: for uniform one per rule that allows and is not shadowed, for
+// miss as many that match no rule, for denied some that do not pass, for hot nil.
 func packetsOf(kind string, rules []Rule) (*packets, error) {
 	if kind == "hot" {
 		return nil, nil
@@ -99,7 +99,7 @@ func packetsOf(kind string, rules []Rule) (*packets, error) {
 	return out, nil
 }
 
-// inside is a random packet that the rule matches. Its addresses are of hosts.
+// inside returns a random packet that the rule matches, with host addresses.
 func inside(r *rand.Rand, rule *Rule) packet {
 	p := packet{addressIn(r, rule.Src), addressIn(r, rule.Dst), rule.Protocol, portIn(r, rule.SrcPort),
 		portIn(r, rule.DstPort)}

@@ -16,24 +16,23 @@ import (
 // Port is the service's TCP port that the last rule of every set opens.
 const Port = 5201
 
-// Rule is a rule of IPv4. What no rule lets into the service is dropped, and what the service sends passes.
+// Rule is a rule for IPv4. Packets to the service that no rule allows are dropped; packets from the service pass.
 type Rule = classbench.Rule
 
-// seed makes the same rules on every machine.
+// seed yields the same rules on every machine.
 const seed = 0x6b657262
 
-// blockBits is the size of the network in which each rule has its sources;
-// the blocks begin at 16.0.0.0, far from any lab address.
+// blockBits is the size of the block with the sources of one rule. Blocks start at 16.0.0.0, which no lab uses.
 const (
 	blockBits  = 20
 	firstBlock = 16 << 24
 	blocks     = 1 << 16
 )
 
-// Rules makes n rules of a kind. exact has one source address and port each, prefix networks of /20 to /30, range
-// networks and port ranges, mixed a third of each: no packet matches two of them, all of them allow, and the last one
-// lets the client reach Port. set has n sources and nothing else. classbench-KIND has the rules of classbench, most of
-// which overlap and a third of which denies.
+// Rules returns n rules of a kind. exact has one source address and port per rule, prefix networks of /20 to /30, range
+// networks and port ranges, mixed a third of each. They do not overlap and all allow; the last one allows the client's
+// packets to Port. set has n sources only. classbench-KIND has the rules of classbench, most of which overlap, and a
+// third of which deny.
 func Rules(kind string, n int, client netip.Addr) ([]Rule, error) {
 	if set, ok := strings.CutPrefix(kind, "classbench-"); ok {
 		return classbench.Rules(set, n, true)

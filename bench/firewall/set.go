@@ -22,17 +22,17 @@ import (
 // setName is the set of addresses that may send to the service.
 const setName = "allowed"
 
-// setStride is between the addresses of a set.
+// setStride is the distance between the addresses of a set.
 const setStride = 1021
 
-// withSet is a Firewall with one rule, which allows a set of sources.
+// withSet is a Firewall whose single rule allows a set of sources.
 type withSet interface {
 	Firewall
 	// change adds an address to the set, or deletes it.
 	change(a netip.Addr, add bool) error
 }
 
-// setRules are the elements of a set as rules.
+// setRules returns the elements of a set as rules.
 func setRules(n int, client netip.Addr) []Rule {
 	rules := make([]Rule, n)
 	for i := range rules {
@@ -65,7 +65,7 @@ func addresses(rules []Rule) []string {
 	return out
 }
 
-// nftSet is a set of nftables and its rule. With a size the kernel takes its fastest hash.
+// nftSet returns a set of nftables and its rule. With a size, the kernel uses its fastest hash.
 func nftSet(rules []Rule) (set, chain string) {
 	return fmt.Sprintf("\tset %s {\n\t\ttype ipv4_addr\n\t\tsize %d\n\t\telements = { %s }\n\t}\n", setName, 1<<18,
 		strings.Join(addresses(rules), ", ")), fmt.Sprintf("\t\tip saddr @%s accept\n", setName)
@@ -79,7 +79,7 @@ func (n *nftables) change(a netip.Addr, add bool) error {
 	return n.load(fmt.Sprintf("%s element %s bench %s { %s }\n", verb, n.family, setName, a))
 }
 
-// kerbSet has the addresses in a Set.
+// kerbSet is Kerb's firewall with the addresses in a Set resource.
 type kerbSet struct{ *kerb }
 
 func openKerbSet(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
@@ -112,7 +112,7 @@ func (k kerbSet) change(a netip.Addr, add bool) error {
 	return k.Call(http.MethodPatch, "/v1/sets/"+setName+"/elements", change, nil)
 }
 
-// command changes an element as a person does.
+// command changes an element with the command line.
 func (k kerbSet) command(a netip.Addr, add bool) error {
 	verb := "remove"
 	if add {
@@ -124,11 +124,11 @@ func (k kerbSet) command(a netip.Addr, add bool) error {
 	return nil
 }
 
-// elementChanges are how many elements a round deletes and adds again.
+// elementChanges is the number of elements that a round deletes and adds again.
 const elementChanges = 10
 
-// measureElements measures a change of one element, for sets only. nft is started for each change; command_time is the
-// time of kerb set add.
+// measureElements measures changes of one element, for sets only. Each change with nft starts a process; command_time
+// is that of kerb set add.
 func measureElements(g *topology) (samples []bench.Sample, err error) {
 	set, ok := g.firewall.(withSet)
 	if !ok || !isSet(g.rules) {

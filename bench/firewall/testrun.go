@@ -12,8 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// skBuff is the head of struct __sk_buff (linux/bpf.h); a test run takes the
-// interface from it.
+// skBuff is the beginning of struct __sk_buff (linux/bpf.h), with the interface for a test run.
 type skBuff struct {
 	Len, PktType, Mark, QueueMapping, Protocol   uint32
 	VLANPresent, VLANTCI, VLANProto, Priority    uint32

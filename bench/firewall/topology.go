@@ -16,20 +16,20 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// topology is one lab with a client and a service on a bridge, and a generator
-// on a third port whose frames carry the client's address.
+// topology is a lab with client and service on a bridge, and a generator on a third port, whose frames have the
+// client's address.
 type topology struct {
 	bench.Closers
 	lab                        *netlab.Lab
 	client, service, generator *netlab.Host
 
-	inject   *inject.Injector // into the generator's outer interface
-	noLive   error            // why frames cannot be sent by live test runs
+	inject   *inject.Injector // at the generator's outer interface
+	noLive   error            // set if live test runs cannot send frames
 	firewall Firewall
 	opening  time.Duration // how long the wall took, with all rules
 
 	rules   []Rule
-	packets *packets // nil: one flow, from the client
+	packets *packets // nil: one flow from the client
 }
 
 func openTopology(prefix string) (*topology, error) {
@@ -57,7 +57,7 @@ func (g *topology) build(prefix string) (err error) {
 	})
 }
 
-// setup puts the rules into effect on an interface without a firewall.
+// setup opens the firewall with all rules on an interface without one.
 func (g *topology) setup(open opener) (err error) {
 	start := time.Now()
 	if g.firewall, err = open(g.lab, g.service, g.rules); err != nil {
@@ -68,7 +68,7 @@ func (g *topology) setup(open opener) (err error) {
 	return nil
 }
 
-// replace returns how long it takes until all rules are in effect again, after only one was.
+// replace returns the time to change from one rule to all rules.
 func (g *topology) replace() (time.Duration, error) {
 	if err := g.firewall.Replace(g.rules[:1]); err != nil {
 		return 0, err
@@ -108,13 +108,13 @@ func (g *topology) pingPong(duration time.Duration) ([]float64, error) {
 
 const forwardFrames = 50_000
 
-// forward measures one packet's way from the generator's port over the bridge
-// into the service's interface, in ns: the median of several runs.
+// forward measures a packet's path from the generator's port over the bridge to the service's interface, in ns: the
+// median of several runs.
 func (g *topology) forward(runs int) (ns float64, err error) {
 	return g.sendPackets(g.packets, runs, forwardFrames)
 }
 
-// verify sends packets that the rules do not allow.
+// verify sends packets that the rules deny.
 func (g *topology) verify() error {
 	if g.noLive != nil {
 		return nil
@@ -155,10 +155,10 @@ func (g *topology) sendPackets(p *packets, runs int, count uint32) (ns float64, 
 	return bench.Median(times), err
 }
 
-// errNotInEffect is wrapped when a firewall does not do what its rules say.
+// errNotInEffect is wrapped if a firewall does not enforce its rules.
 var errNotInEffect = errors.New("the firewall is not in effect")
 
-// frame is a TCP segment from the client to Port, 64 bytes with the frame's checksum.
+// frame returns a TCP segment from the client to Port, 64 bytes with FCS.
 func (g *topology) frame() []byte {
 	p := packet{g.client.Addr4(), g.service.Addr4(), classbench.TCP, 40000, Port}
 	headers := p.headers()

@@ -17,7 +17,7 @@ var files embed.FS
 var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/clock.c",
 	"src/kerb.c intercept"}
 
-// tools are the compiled programs, in a directory of their own, and the CPUs they run on.
+// tools has the compiled programs and their CPUs.
 type tools struct {
 	bench.Programs
 	sender, receiver int
@@ -32,7 +32,7 @@ func compile(ctx context.Context, sources []string) (*tools, error) {
 	return t, err
 }
 
-// divide takes the first and the last CPU.
+// divide assigns the first CPU to the sender and the last one to the receiver.
 func (t *tools) divide() error {
 	all, err := bench.CPUs()
 	if err != nil {

@@ -17,34 +17,34 @@ import (
 	"github.com/kerb-edge/kerb/kmod"
 )
 
-// port is where all packets go: the published one.
+// port is the destination of all packets, as published.
 const port = 8080
 
-// config is a way to receive.
+// config is a way of receiving.
 type config struct {
 	name    string
-	hook    string // what takes T1: names the place
+	hook    string // place, named by the receiver's kernel part
 	program string // of src
 	wait    string // how the program waits
 	class   string // of scheduling
-	device  bool   // the program brings an AF_XDP socket
+	device  bool   // the program passes an AF_XDP socket to the module
 }
 
-// alongside receive the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
+// alongside are configs that receive the same packets as the config of the hook "both", so that T1, T2 and T3 belong to
+// the same packet.
 var alongside = []config{
 	{"same-t3", "both", "socket", "block", "other", false},
-	{"same-kmod", "both", "kmod", "adaptive", "eager", false}, // where the kernel module is loaded
+	{"same-kmod", "both", "kmod", "adaptive", "eager", false}, // if the kernel module is loaded
 }
 
-// Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are
-// idle.
+// Scheduling classes: default; default with a higher weight; SCHED_FIFO; and a higher weight with idle CPUs that poll.
 var (
 	spinning = []string{"other", "eager", "fifo"}
-	sleeping = append(spinning, "ready") // and so waits for its CPU
+	sleeping = append(spinning, "ready") // for receivers that sleep and wait for a wakeup
 )
 
-// Kerb's configs come first, starting with the library's defaults. For each combination of waiting and scheduling,
-// there is a socket with the same to compare with.
+// Kerb's configs come first, starting with the library's defaults. For each combination of waiting and scheduling there
+// is a socket to compare with.
 var configs = slices.Concat(
 	[]config{{"ringbuf", "kerb", "kerb", "adaptive", "eager", false}},
 	classes("ringbuf-sleep", "kerb", "kerb", "sleep", sleeping),
@@ -69,7 +69,7 @@ var configs = slices.Concat(
 	},
 )
 
-// classes are a config in each class of scheduling.
+// classes returns a config for each scheduling class.
 func classes(name, hook, program, wait string, of []string) (all []config) {
 	for _, class := range of {
 		all = append(all, config{strings.TrimSuffix(name+"-"+class, "-other"), hook, program, wait, class, false})
@@ -77,7 +77,7 @@ func classes(name, hook, program, wait string, of []string) (all []config) {
 	return all
 }
 
-// withSocket has the programs bring AF_XDP sockets to the module.
+// withSocket returns the configs with programs that pass AF_XDP sockets to the module.
 func withSocket(all []config) []config {
 	for i := range all {
 		all[i].device = true
@@ -85,7 +85,7 @@ func withSocket(all []config) []config {
 	return all
 }
 
-// quickConfigs are the configs of --quick: ring and sockets that wait and are scheduled in the same ways.
+// quickConfigs are the configs of --quick: rings and sockets with the same waiting and scheduling.
 var quickConfigs = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ringbuf-spin-fifo",
 	"socket", "socket-eager", "socket-fifo", "socket-ready", "socket-adaptive-*", "socket-spin-fifo", "clock-fifo"}
 
@@ -94,7 +94,7 @@ var longConfigs = []string{"ringbuf", "socket"}
 
 // matchesName reports whether a pattern matches the config.
 func (c config) matchesName(pattern string) bool {
-	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
+	ok, _ := path.Match(pattern, c.name) // a malformed pattern matches nothing
 	return ok
 }
 
@@ -108,7 +108,7 @@ func names() (all []string) {
 // byLibrary reports whether the receiver uses Kerb's library, which counts lost packets.
 func (c config) byLibrary() bool { return c.program == "kerb" || c.program == "kmod" }
 
-// executable is the receiver's of src.
+// executable returns the name of the receiver program in src.
 func (c config) executable() string {
 	if c.byLibrary() {
 		return "kerb"
@@ -116,7 +116,8 @@ func (c config) executable() string {
 	return c.program
 }
 
-// possible returns why not: kernels with PREEMPT_RT have no busy polling of sockets, containers have not all devices.
+// possible returns an error if the config is not available: kernels with PREEMPT_RT have no busy polling of sockets,
+// containers lack some devices.
 func (c config) possible() error {
 	if c.program == "kmod" {
 		if _, err := os.Stat(kmod.Device); err != nil {
@@ -142,7 +143,7 @@ func (c config) possible() error {
 	return nil
 }
 
-// arguments are the receiver's.
+// arguments returns the arguments of the receiver.
 func (c config) arguments(p *place, cpu int) []string {
 	where := strconv.Itoa(port)
 	switch c.program {
@@ -162,7 +163,7 @@ func (c config) arguments(p *place, cpu int) []string {
 	return out
 }
 
-// place opens a hook's hosts once; what cannot be opened is not tried again.
+// place opens a hook's hosts once; an error is kept, too.
 func (e *experiment) place(hook string) (*place, error) {
 	if p := e.places[hook]; p != nil {
 		return p, p.err

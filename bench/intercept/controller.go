@@ -41,7 +41,8 @@ func init() {
 	})
 }
 
-// controller is `kerb bench controller`: sensors send three kinds of messages to a box, which sends instructions back.
+// controller is the state of `kerb bench controller`: sensors send three kinds of messages to a box, which sends
+// instructions back.
 type controller struct {
 	experiment
 
@@ -49,7 +50,7 @@ type controller struct {
 	noDPDK error     // why boxes with DPDK cannot be measured
 }
 
-// box is a method by which the controller receives and replies.
+// box is a way in which the controller receives and replies.
 type box struct {
 	name, hook, program, way string
 	threads                  int
@@ -70,10 +71,10 @@ var boxes = []box{
 
 var controllerSources = []string{"src/sender.c", "src/clock.c", "src/client.c", "src/box.c", "src/classes.c intercept"}
 
-// kinds of messages, the most urgent first. Of the clock only the first is known.
+// kinds are the kinds of messages, the most urgent first. The clock measures the first only.
 var kinds = []string{"ctrl", "data", "log"}
 
-// stream is what both ends print of a kind; times are in us.
+// stream is the output of both ends for one kind of message; times in us.
 type stream struct {
 	bench.Times
 
@@ -87,12 +88,12 @@ type endReport struct {
 	Seconds, CPU    float64
 	Ctrl, Data, Log stream
 
-	memory bench.Sample // of the box, the agent, its control planes and its modules' maps
+	memory bench.Sample // of box, agent, control planes and the maps of modules
 }
 
 func (e *endReport) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
 
-// startController has a class for each kind of message, distinguished by the type in it.
+// startController deploys a class for each kind of message, matched by the message type.
 func (p *place) startController(action string, answer any) error {
 	n, err := node.Start(p.lab.Node())
 	if err != nil {
@@ -124,7 +125,7 @@ func (p *place) startController(action string, answer any) error {
 	return p.awaitSocket()
 }
 
-// acceptReplies has the sender's end of the veth take frames that XDP_TX sends: it must have a program of its own.
+// acceptReplies makes the sender's end of the veth accept frames of XDP_TX, for which it needs an XDP program.
 func (p *place) acceptReplies() error {
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2),
 		asm.Return()}})
@@ -231,7 +232,7 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 	return c.run.Interleave(ctx, name, trials...)
 }
 
-// clock has the load without the messages.
+// clock measures the load without messages.
 func (c *controller) clock(ctx context.Context, p *place, name string) error {
 	end, err := c.startFlood(ctx, p, name)
 	if err != nil {
@@ -344,7 +345,7 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 	return client, program, err
 }
 
-// memory is of a program, and of Kerb where it runs.
+// memory returns the memory of a program, and of Kerb if it runs.
 func (p *place) memory(pid int) (bench.Sample, error) {
 	u := path.Usage{PIDs: []int{pid}}
 	if p.node != nil {
@@ -359,10 +360,10 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// floodRate is of packets to a port without a program, on the interface of the messages.
+// The flood: packets to a port without a receiver, on the interface of the messages.
 const floodPort, floodRate = 9, 100_000
 
-// runClients makes the clients send all kinds of messages, or only CTRL.
+// runClients runs the clients with all kinds of messages, or only CTRL.
 func (c *controller) runClients(ctx context.Context, b box, p *place, name string, client *endReport) error {
 	ms, cpu := strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender)
 	to, n := p.lab.Gateway4().String(), strconv.Itoa(len(kinds))
@@ -388,8 +389,7 @@ func (c *controller) runClients(ctx context.Context, b box, p *place, name strin
 	return json.Unmarshal(out, client)
 }
 
-// startFlood starts the packets that the load flood has in addition to the messages. end waits for the flood's report
-// and checks it.
+// startFlood starts the flood of the load flood. end waits for its report and checks it.
 func (c *controller) startFlood(ctx context.Context, p *place, name string) (end func(), err error) {
 	if name != "flood" {
 		return func() {}, nil
@@ -399,14 +399,14 @@ func (c *controller) startFlood(ctx context.Context, p *place, name string) (end
 		return nil, fmt.Errorf("flood: %w", err)
 	}
 	return func() {
-		line, _ := flood.Out.ReadBytes('\n') // it continues after that
+		line, _ := flood.Out.ReadBytes('\n') // the flood continues
 		_ = flood.Cmd.Process.Kill()
 		c.checkFlood(line, flood.Cmd.Wait(), flood.Stderr.String())
 	}, nil
 }
 
-// checkFlood voids a run in which a flood ended by itself: its round had less of it than the others. ended is what Wait
-// has returned.
+// checkFlood invalidates a run whose flood exited early, since that round had less flood than others. ended is the
+// result of Wait.
 func (c *controller) checkFlood(line []byte, ended error, stderr string) {
 	var exit *exec.ExitError
 	killed := false

@@ -18,9 +18,8 @@ import (
 // dpdkSource is compiled separately, if pkg-config finds DPDK. The other sources need no library.
 const dpdkSource = "src/dpdk.c"
 
-// dpdkParts are the parts of DPDK that the program takes, as archives: what any program has, by version, and the
-// drivers of interfaces that stay Linux's. With the shared library it would load the drivers of all NICs when it
-// starts.
+// dpdkParts are the static libraries of DPDK that the program links: the common ones, by version, and the drivers of
+// interfaces that remain under Linux. With shared libraries it would load the drivers of all NICs at the start.
 var dpdkParts = []string{"eal", "kvargs", "telemetry", "log", "argparse", "ethdev", "meter", "net", "mbuf", "mempool",
 	"ring", "rcu", "bus_vdev", "mempool_ring", "net_af_packet", "net_af_xdp"}
 
@@ -71,7 +70,7 @@ func (c *controller) wantsDPDK() bool {
 	return slices.ContainsFunc(boxes, func(b box) bool { return b.program == "dpdk" && c.run.Wants(b.name) })
 }
 
-// possible reports why a box cannot be measured.
+// possible returns an error if a box cannot be measured.
 func (c *controller) possible(b box) error {
 	if b.program == "dpdk" {
 		return c.noDPDK

@@ -17,7 +17,7 @@ import (
 // xdpHasFrags is BPF_F_XDP_HAS_FRAGS (Linux 5.18). Either a program and all programs that it calls have it, or none.
 const xdpHasFrags = 1 << 5
 
-// loadFront loads the program front, and one of stamp.bpf.c that it calls, if one is named, with a map of that.
+// loadFront loads the program stamp_arrival, and a program of stamp.bpf.c that it calls, if one is named, with its map.
 func loadFront(program, inherited string, flags uint32) (*ebpf.Collection, error) {
 	spec, err := bench.Object(files, "stamp.bpf.o")
 	if err != nil {
@@ -50,8 +50,8 @@ func loadFront(program, inherited string, flags uint32) (*ebpf.Collection, error
 	return bpf, nil
 }
 
-// attach puts front on the node's interface, native, with a program of stamp.bpf.c behind it, if one is named; a
-// receiver inherits the map.
+// attach attaches stamp_arrival in native mode to the node's interface, with a program of stamp.bpf.c as its tail call,
+// if one is named. Receivers inherit the map.
 func (p *place) attach(program, inherited string) error {
 	bpf, err := loadFront(program, inherited, 0)
 	if errors.Is(err, bench.ErrNotBuilt) {
@@ -71,9 +71,9 @@ func (p *place) attach(program, inherited string) error {
 	return err
 }
 
-// attachFront replaces the chain that the agent has attached by front, which calls the chain. The agent reverts this
-// when it reconciles, for example some seconds after its start. putInFront is therefore called before each round, and
-// does nothing if front is attached.
+// attachFront replaces the chain that the agent has attached by stamp_arrival, which calls the chain. The agent reverts
+// this when it reconciles, for example some seconds after its start. putInFront is therefore called before each round,
+// and does nothing if stamp_arrival is attached.
 func (p *place) attachFront() error {
 	if p.node == nil {
 		return nil
@@ -129,7 +129,7 @@ func (p *place) attachedProgram() (id ebpf.ProgramID, err error) {
 	return id, err
 }
 
-// loadBefore loads front with a chain behind it.
+// loadBefore loads stamp_arrival with the chain as its tail call.
 func loadBefore(chain *ebpf.Program) (*ebpf.Collection, error) {
 	var errs []error
 	for _, flags := range []uint32{xdpHasFrags, 0} {
@@ -148,7 +148,7 @@ func loadBefore(chain *ebpf.Program) (*ebpf.Collection, error) {
 	return nil, fmt.Errorf("insert the program that takes T1 in front of the chain: %w", errors.Join(errs...))
 }
 
-// updateLink replaces the program of the link that has it.
+// updateLink replaces the program of the link with program `of`.
 func updateLink(of ebpf.ProgramID, by *ebpf.Program) error {
 	it := new(link.Iterator)
 	defer it.Close()

@@ -35,7 +35,7 @@ func init() {
 	})
 }
 
-// The loads: bytes of a packet, packets a second, and what else the machine does.
+// The loads: bytes per packet, packets per second, and background load.
 func loads() []string {
 	var all []string
 	for _, cell := range []string{"1024/3k", "512/6k", "64/50k", "64/200k"} {
@@ -44,7 +44,7 @@ func loads() []string {
 	return append(all, "64/50k/io", "64/50k/memory", "64/0k/idle")
 }
 
-// load is one of these, taken apart.
+// load is a parsed load.
 type load struct {
 	name       string
 	size, rate int
@@ -66,8 +66,8 @@ func parseLoad(name string) (load, error) {
 	return l, errors.Join(err, err2)
 }
 
-// length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full
-// length are 7.5 s.
+// length returns the duration of a round of a config. The published experiment took 11 s once; five full rounds take
+// 7.5 s.
 func (l load) length(asked time.Duration, quick bool, scale float64) time.Duration {
 	switch {
 	case scale > 0:
@@ -84,7 +84,7 @@ func (l load) length(asked time.Duration, quick bool, scale float64) time.Durati
 	return 1500 * time.Millisecond
 }
 
-// publishedPackets are how many there were at a rate.
+// publishedPackets are the published numbers of packets by rate.
 var publishedPackets = map[int]int{50_000: 524_288, 6_000: 65_536, 3_000: 32_768}
 
 // experiment is the state of one run: its options, the compiled programs and the open places.
@@ -94,7 +94,7 @@ type experiment struct {
 	tools  *tools
 	places map[string]*place // by hook
 
-	packets string // directory for what each receiver keeps of each packet, if not empty
+	packets string // directory for the receivers' records of packets, if not empty
 }
 
 func (e *experiment) flags(cmd *cobra.Command) {
@@ -124,16 +124,16 @@ func (e *experiment) close() error {
 	errs := []error{e.tools.Close()}
 	for hook, p := range e.places {
 		errs = append(errs, p.Close())
-		delete(e.places, hook) // the next run opens its own
+		delete(e.places, hook) // the next run opens new ones
 	}
 	return errors.Join(errs...)
 }
 
-// chosen are the configs that a load is measured with.
+// chosen returns the configs of a load.
 func (e *experiment) chosen(l load) []config {
 	var patterns []string
 	switch {
-	case len(e.run.Configs) > 0: // the run has its own
+	case len(e.run.Configs) > 0: // named on the command line
 	case l.endurance:
 		patterns = longConfigs
 	case e.run.Quick:
@@ -144,7 +144,7 @@ func (e *experiment) chosen(l load) []config {
 	})
 }
 
-// runLoad opens all places before it starts the stress, under which the start of agents would take minutes.
+// runLoad opens all places before it starts the background load, under which agents would take minutes to start.
 func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 	var trials []bench.Trial
 	for _, c := range e.chosen(l) {

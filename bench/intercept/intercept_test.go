@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// kept holds the programs for machines without a compiler; make test-kmod fills it.
+// kept is the directory of programs for machines without a compiler; make test-kmod fills it.
 const kept = "testdata"
 
 func TestCompile(t *testing.T) {
@@ -83,7 +83,7 @@ func (e *experiment) open(t *testing.T, hook string) *place {
 	return p
 }
 
-// Every config has every packet of every size, in order, and says so.
+// Every config receives every packet of every size, in order, and reports so.
 func TestAllReceive(t *testing.T) {
 	loadKmod(t)
 	e := newExperiment(t, sources...)
@@ -127,8 +127,8 @@ func TestAllReceive(t *testing.T) {
 	}
 }
 
-// Every receiver gets T1 from one program in front of all others at the hook, before the parser of a chain of Kerb, and
-// also after the agent has put its chain back in the place of that program.
+// The first program at the hook takes T1 for every receiver, before the parser of Kerb's chain, and also after the
+// agent has restored its chain.
 func TestT1IsTakenInFront(t *testing.T) {
 	e := newExperiment(t, sources...)
 	l := load{name: "test", size: 64, rate: 3000, background: "idle"}
@@ -175,8 +175,8 @@ func TestWithoutT1(t *testing.T) {
 	}
 }
 
-// A receiver with an AF_XDP socket that does not read until all is sent learns how many packets found no room in it.
-// The messages that say that this was the end, and found none either, are not among them.
+// A receiver with an AF_XDP socket that does not read until all packets are sent learns how many were lost on overflow.
+// Lost end messages are not counted.
 func TestSocketTellsLosses(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "kerb")
@@ -189,7 +189,7 @@ func TestSocketTellsLosses(t *testing.T) {
 	all := p.packets() + 25000
 	_ = r.Cmd.Process.Signal(syscall.SIGSTOP)
 	go func() {
-		p.awaitPackets(t, all+5) // the end is announced each 20 ms
+		p.awaitPackets(t, all+5) // end messages are sent every 20 ms
 		_ = r.Cmd.Process.Signal(syscall.SIGCONT)
 	}()
 	sent, err := e.send(t.Context(), p, l, 500*time.Millisecond, []*receiver{r})
@@ -207,8 +207,8 @@ func TestSocketTellsLosses(t *testing.T) {
 	}
 }
 
-// A receiver that follows right behind another has a socket that wakes it, too, which the kernel releases a moment
-// late.
+// A receiver that starts right after another is also woken by its socket, although the kernel releases the previous
+// socket late.
 func TestNextReceiverIsWokenBySocket(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
@@ -229,7 +229,7 @@ func TestNextReceiverIsWokenBySocket(t *testing.T) {
 	}
 }
 
-// awaitPackets returns when n have come to the place's interface or were dropped before it, or when the test ends.
+// awaitPackets waits until n packets were received or dropped at the place's interface, or until the test ends.
 func (p *place) awaitPackets(t *testing.T, n uint64) {
 	for ; t.Context().Err() == nil && p.packets() < n; time.Sleep(time.Millisecond) {
 	}
@@ -267,7 +267,7 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// --quick and the long loads have some receivers of their own, unless some are named; each pattern stands for one.
+// --quick and the long loads have their own receivers, unless some are named; each pattern matches one.
 func TestContenders(t *testing.T) {
 	quick := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
 	for _, pattern := range slices.Concat(quickConfigs, longConfigs) {
@@ -299,7 +299,7 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// A run leaves no closed places to the next one.
+// A run leaves no closed places for the next one.
 func TestPlacesEnd(t *testing.T) {
 	e := &experiment{tools: &tools{Programs: bench.Programs{Dir: t.TempDir()}},
 		places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
@@ -308,7 +308,7 @@ func TestPlacesEnd(t *testing.T) {
 	}
 }
 
-// Kerb's costs include the agent; those of a socket on the same node do not.
+// Kerb's costs include the agent; those of a socket on the same node exclude it.
 func TestCostHasAgent(t *testing.T) {
 	e, agent := &experiment{}, 0.5
 	sent, received, idle := senderReport{agent: &agent}, receiverReport{CPU: 0.25}, load{}
@@ -325,7 +325,8 @@ func TestCostHasAgent(t *testing.T) {
 	}
 }
 
-// A receiver that sleeps waits for packets, one that spins does not; the ring of a class is memory of the receiver.
+// A receiver that sleeps has voluntary switches, one that spins has none; the ring of a class counts as memory of the
+// receiver.
 func TestCost(t *testing.T) {
 	e := newExperiment(t, sources...)
 	cost := map[string]float64{}

@@ -16,14 +16,14 @@ import (
 	"github.com/kerb-edge/kerb/kmod"
 )
 
-// ringSize exceeds the data that arrives while a receiver does not get the CPU, like the sockets' buffers.
+// ringSize holds the data that arrives while a receiver is not scheduled, like the sockets' buffers.
 const ringSize = 32 << 20
 
-// class is the one that the receivers open.
+// class is the class that the receivers open.
 const class = "data"
 
-// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in.
-// Of a copy, the stack has the packet too.
+// startKerb runs the agent on the receiver's node, with the intercept module on the interface that receives the
+// packets. With the action copy, the stack gets the packets, too.
 func (p *place) startKerb(action string) error {
 	n, err := node.Start(p.lab.Node())
 	if err != nil {
@@ -44,7 +44,7 @@ func (p *place) startKerb(action string) error {
 	return p.awaitSocket()
 }
 
-// awaitSocket returns when programs can open classes, which is a moment after the data plane is in place.
+// awaitSocket waits until programs can open classes, shortly after the data plane is attached.
 func (p *place) awaitSocket() (err error) {
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if _, err = os.Stat(p.socket); err == nil {

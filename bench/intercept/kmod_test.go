@@ -109,7 +109,7 @@ func sendVaried(t *testing.T, lab *netlab.Lab, host *netlab.Host, n int) (all []
 
 const testRing = 16 << 20
 
-// openModule attaches the kernel module to where packets come in.
+// openModule attaches the kernel module to the receiving interface.
 func openModule(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	t.Helper()
 	var f *os.File
@@ -121,7 +121,7 @@ func openModule(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() // the mapping keeps it
+	defer f.Close() // the mapping holds a reference
 	return mapped(t, int(f.Fd()))
 }
 
@@ -135,7 +135,8 @@ func mapped(t *testing.T, fd int) *kmod.Ring {
 	return ring
 }
 
-// openEBPF has the agent run the intercept module there, and opens its class as any program does.
+// openEBPF runs the agent with the intercept module on the receiving interface, and opens its class as any program
+// does.
 func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	t.Helper()
 	n, err := node.Start(lab.Node())
@@ -148,7 +149,7 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	}}})
 	m.Spec.Attach, m.Spec.Hook = v1.Attach{Interfaces: []string{host.Outer()}}, "xdp"
 	if err := n.Apply(m); err != nil {
-		t.Fatalf("%.600v", err) // a refusal has the verifier's whole log
+		t.Fatalf("%.600v", err) // an error may contain the verifier's log
 	}
 	door := &place{socket: n.ModuleSocket("intercept")}
 	if err := door.awaitSocket(); err != nil {
@@ -166,7 +167,7 @@ func openEBPF(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	return mapped(t, firstDescriptor(t, conn.(*net.UnixConn)))
 }
 
-// firstDescriptor reads the answer, and returns the descriptor of the ring among those that are passed.
+// firstDescriptor reads the reply, and returns the first passed descriptor, that of the ring.
 func firstDescriptor(t *testing.T, conn *net.UnixConn) int {
 	t.Helper()
 	answer, control := make([]byte, 4096), make([]byte, 1024)

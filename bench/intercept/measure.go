@@ -23,7 +23,7 @@ type senderReport struct {
 	Sent    uint64
 	Seconds float64
 
-	agent *float64 // CPUs that agent and control planes used meanwhile; nil where none run
+	agent *float64 // CPUs used by agent and control planes; nil without an agent
 }
 
 // receiverReport is the output of a receiver: times in us, Memory in MiB, and voluntary (Waits) and involuntary
@@ -31,7 +31,7 @@ type senderReport struct {
 type receiverReport struct {
 	bench.Times
 
-	ToProgram bench.Times `json:"to_program"` // since the sender has made the message
+	ToProgram bench.Times `json:"to_program"` // since the sender created the message
 
 	Received, Disorder, Told, Over100 uint64
 	Unstamped                         uint64 // without T1
@@ -39,7 +39,8 @@ type receiverReport struct {
 	Seconds, CPU, Memory              float64
 }
 
-// attempts are made of a round in which the agent takes away what takes T1, which it does once after its start.
+// attempts is the number of attempts of a round if the agent detaches the program that takes T1, as it does once after
+// its start.
 const attempts = 3
 
 // measure measures one round of a config. Configs that receive the same packets are recorded under their own names.
@@ -84,12 +85,12 @@ func (e *experiment) sharedReceivers(c config) ([]config, error) {
 	return running, nil
 }
 
-// deliver sends the packets of a round to the receivers of some configs, all at once.
+// deliver sends the packets of a round to the receivers of some configs at the same time.
 func (e *experiment) deliver(ctx context.Context, to []config, p *place,
 	l load) (sent senderReport, received []receiverReport, err error) {
 	length := l.length(e.length, e.run.Quick, e.run.Scale)
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
-	defer cancel() // which ends receivers after an error
+	defer cancel() // stops receivers after an error
 	if err := p.attachFront(); err != nil {
 		return sent, nil, err
 	}
@@ -127,7 +128,7 @@ func (e *experiment) samples(c config, l load, sent senderReport, received recei
 	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us",
 		Bins: received.Bins})
 	all := append(received.Samples("delay", "p50", "p99", "p99.9", "max"), cost...)
-	if c.program == "clock" { // receives none
+	if c.program == "clock" { // receives no packets
 		return all
 	}
 	e.check(c, l, sent, received)
@@ -139,10 +140,10 @@ func (e *experiment) samples(c config, l load, sent senderReport, received recei
 		bench.Count("lost", sent.Sent-min(sent.Sent, received.Received)))
 }
 
-// grace is for a receiver that others keep from its CPU.
+// grace is additional time for a receiver that is not scheduled.
 const grace = 20 * time.Second
 
-// check voids the run if packets came twice or out of order, or were lost without a report to the receiver.
+// check invalidates the run if packets were duplicated or reordered, or were lost without a report to the receiver.
 func (e *experiment) check(c config, l load, sent senderReport, received receiverReport) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
 		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder,
@@ -161,11 +162,11 @@ type receiver struct {
 	*bench.Process
 	name  string
 	ended chan struct{}
-	said  []byte // with err, when it has ended
+	said  []byte // output, set with err after it exited
 	err   error
 }
 
-// startReceiver returns when the program waits for packets.
+// startReceiver starts a receiver, and returns when it waits for packets.
 func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
 	cmd := p.lab.Node().Command(ctx, e.tools.Path(c.executable()), c.arguments(p, e.tools.receiver)...)
 	if e.packets != "" {
@@ -176,7 +177,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 		return nil, err
 	}
 	defer closeAll(files)
-	cmd.SysProcAttr.Setsid = true // as services are: nice counts within a session, where the kernel groups by these
+	cmd.SysProcAttr.Setsid = true // as for services: nice values apply within a session, by which the kernel groups tasks
 	cmd.ExtraFiles = files
 	r := &receiver{name: c.name, ended: make(chan struct{})}
 	if r.Process, err = bench.StartProcess(cmd); err != nil {
@@ -190,7 +191,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 	return r, nil
 }
 
-// result waits until the program has received the last message.
+// result waits until the program has received the end message.
 func (r *receiver) result() (received receiverReport, err error) {
 	<-r.ended
 	if r.err != nil {
@@ -202,7 +203,7 @@ func (r *receiver) result() (received receiverReport, err error) {
 	return received, nil
 }
 
-// send returns when the receivers have ended; the sender repeats the last message until then.
+// send returns when the receivers have exited; the sender repeats the end message until then.
 func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration,
 	receivers []*receiver) (sent senderReport, err error) {
 	before, err := p.unsent()
@@ -237,12 +238,12 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	for _, r := range receivers {
 		<-r.ended
 	}
-	_ = sender.Stop() // it may have ended
+	_ = sender.Stop() // it may have exited
 	return sent, nil
 }
 
-// startSender starts packets to a port of the receiver's node. The program reports what it has sent after the length,
-// and continues.
+// startSender starts a sender of packets to a port of the receiver's node. The program reports after the length what it
+// has sent, and continues.
 func (e *experiment) startSender(ctx context.Context, p *place, port, size, rate int,
 	length time.Duration) (*bench.Process, error) {
 	return bench.StartThreads(p.sender.Command(ctx, e.tools.Path("sender"), p.lab.Gateway4().String(),
@@ -250,7 +251,7 @@ func (e *experiment) startSender(ctx context.Context, p *place, port, size, rate
 		strconv.Itoa(e.tools.sender)), 0)
 }
 
-// dup gives a child its own descriptor of something that stays open here.
+// dup duplicates a descriptor for a child process.
 func dup(fd int, name string) ([]*os.File, error) {
 	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

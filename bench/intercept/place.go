@@ -14,19 +14,19 @@ import (
 	"github.com/kerb-edge/kerb/kmod"
 )
 
-// place is a sender's host and the receiver's node with an interface, at whose hook the program front of stamp.bpf.c
-// takes T1, before what the receivers have there.
+// place has the sender's host, and the receiver's node with an interface, at whose hook the program stamp_arrival of
+// stamp.bpf.c takes T1 before the receivers' programs.
 type place struct {
 	hook   string
 	lab    *netlab.Lab
 	sender *netlab.Host
 	nic    string
-	node   *node.Node                 // nil where no agent runs
-	socket string                     // where the intercept module hands out its classes
-	files  func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
-	front  *ebpf.Collection           // in front of a chain of Kerb; nil where none runs
+	node   *node.Node                 // nil without an agent
+	socket string                     // socket on which the intercept module opens classes
+	files  func() ([]*os.File, error) // files that a receiver inherits, from descriptor 3 on
+	front  *ebpf.Collection           // in front of Kerb's chain; nil without one
 	bench.Closers
-	err error // why there is none
+	err error // why the place is not available
 }
 
 func openPlace(hook string) (*place, error) {
@@ -44,7 +44,7 @@ func openPlace(hook string) (*place, error) {
 	return p, p.CloseOn(err)
 }
 
-// setup puts the hook into place.
+// setup attaches the programs of the hook.
 func (p *place) setup() error {
 	switch p.hook {
 	case "kerb":
@@ -55,7 +55,7 @@ func (p *place) setup() error {
 		return p.startController("steal", nil)
 	case "law": // in the kernel
 		return p.startController("answer", map[string]any{"app": "echo", "sourceRate": 0})
-	case "plain", "dpdk": // whose driver attaches a program of its own
+	case "plain", "dpdk": // its driver attaches a separate program
 		return nil
 	case "xsk":
 		return p.attach("redirect_socket", "sockets")
@@ -65,7 +65,8 @@ func (p *place) setup() error {
 	return p.attach("", "")
 }
 
-// inherited are the files of a receiver, from descriptor 3 on. Next to others, the kernel module copies packets.
+// inherited returns the files that a receiver inherits, from descriptor 3 on. If others receive the same packets, the
+// kernel module copies them.
 func (p *place) inherited(c config) ([]*os.File, error) {
 	switch {
 	case c.program != "kmod":

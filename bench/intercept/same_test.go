@@ -13,10 +13,10 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// packetTimes is a packet as a receiver had it: struct seen of meter.h.
+// packetTimes mirrors struct packet_times of meter.h.
 type packetTimes struct{ Number, FrontT1, T1, T2 uint64 }
 
-// readPacketTimes returns the packets of a receiver by their number, each of which it had once.
+// readPacketTimes returns the packets of a receiver by number; duplicates fail the test.
 func readPacketTimes(t *testing.T, file string) map[uint64]packetTimes {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -37,8 +37,8 @@ func readPacketTimes(t *testing.T, file string) map[uint64]packetTimes {
 	return by
 }
 
-// Ring, socket and, where it is loaded, the kernel module have the same packets of one run: each packet comes to all of
-// them once, with one time at the hook in front of them, and to the kernel part of the ring before that of the module.
+// Ring, socket and, if it is loaded, the kernel module receive the same packets: each receives every packet once, with
+// the same T1 of the first program, and the ring's kernel part processes it before the kernel module.
 func TestSamePackets(t *testing.T) {
 	const packets = 1000
 	loaded := loadKmod(t)
@@ -79,13 +79,13 @@ func TestSamePackets(t *testing.T) {
 	}
 }
 
-// report logs how a receiver's times differ from the ring's: medians, which mean nothing in an emulated machine.
+// report logs the median differences of a receiver's times to the ring's. On an emulated machine they mean nothing.
 func report(t *testing.T, name string, theirs, ours map[uint64]packetTimes) {
 	t.Helper()
 	var kernel, program, behind []float64
 	later := 0
 	for number, s := range theirs {
-		if s.T1 != 0 { // the socket takes none
+		if s.T1 != 0 { // sockets have none
 			kernel = append(kernel, float64(s.T1-s.FrontT1)/1e3)
 		}
 		program = append(program, (float64(s.T2)-float64(s.FrontT1))/1e3)

@@ -15,14 +15,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
-// stress is what keeps the machine busy alongside the measurement.
+// stress is the running background load.
 type stress struct {
 	cmd    *exec.Cmd
 	dir    string
 	stderr bytes.Buffer
 }
 
-// stressors are stress-ng's words; 0 workers are one for each CPU.
+// stressors are arguments of stress-ng; 0 workers means one per CPU.
 var stressors = map[string][]string{
 	"stress": {"--cpu", "0"},
 	"cpu":    {"--cpu", "0"},
@@ -31,7 +31,7 @@ var stressors = map[string][]string{
 	"memory": {"--vm", "0", "--vm-bytes", "256m"},
 }
 
-// settling is what stress needs to be at full strength.
+// settling is the time until the background load is constant.
 const settling = 500 * time.Millisecond
 
 // startStress starts the stress of a load, or nothing for an idle machine.
@@ -67,6 +67,6 @@ func (s *stress) stop() error {
 	if err != nil {
 		err = fmt.Errorf("stress-ng exited early: %w: %s", err, &s.stderr)
 	}
-	_ = s.cmd.Wait() // it was ended
+	_ = s.cmd.Wait() // it was killed
 	return errors.Join(err, tempdir.Remove(s.dir))
 }

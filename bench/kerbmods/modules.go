@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// As in the built-in modules, one pattern that matches in a fresh checkout too.
+// As in the built-in modules, one pattern that also matches in a fresh checkout.
 //
 //go:embed */*.[bytx]*
 var files embed.FS
@@ -40,7 +40,7 @@ func Module(pkg, name string, constants map[string]any) (dataplane.Module, error
 	}, nil
 }
 
-// opened are the packages, each opened once, as in the agent.
+// opened has the packages, each opened once, as in the agent.
 var opened sync.Map
 
 func open(pkg string) (*pkgs.Package, error) {
@@ -61,7 +61,7 @@ func open(pkg string) (*pkgs.Package, error) {
 // Files returns the files of a package.
 func Files(pkg string) (fs.FS, error) { return fs.Sub(files, pkg) }
 
-// Extract writes a package into dir, for an agent that is to load it as a stranger's, and returns the package's path.
+// Extract writes a package to dir, for an agent that loads it as an external package, and returns its path.
 func Extract(pkg, dir string) (string, error) {
 	sub, err := Files(pkg)
 	if err != nil {

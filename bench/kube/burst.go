@@ -20,7 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// conflist is the chain that a runtime reads, with the last plugin of a config.
+// conflist returns the plugin chain for a runtime, with the last plugin of a config.
 func (n *place) conflist(config string) (*libcni.NetworkConfigList, error) {
 	plugins := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local",
 		"dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}`,
@@ -34,19 +34,19 @@ func (n *place) conflist(config string) (*libcni.NetworkConfigList, error) {
 	return libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, plugins))
 }
 
-// runtime executes plugins as container runtimes do.
+// runtime returns a CNI client that executes plugins as container runtimes do.
 func (n *place) runtime(cache string) *libcni.CNIConfig {
-	exec := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: io.Discard}} // errors are in the results
+	exec := &invoke.DefaultExec{RawExec: &invoke.RawExec{Stderr: io.Discard}} // results contain the errors
 	return libcni.NewCNIConfigWithCacheDir(n.plugins, cache, exec)
 }
 
-// sandbox is a network namespace as a container runtime makes it.
+// sandbox is a network namespace as created by a container runtime.
 type sandbox struct {
 	name, netns string
 	conf        *libcni.RuntimeConf
 }
 
-// sandboxes makes namespaces of new pods.
+// sandboxes creates the namespaces of new pods.
 func (n *place) sandboxes(count int) (all []sandbox, err error) {
 	for range count {
 		n.number++
@@ -86,7 +86,7 @@ func (n *place) burst(ctx context.Context, pods int, config string) (times []flo
 	return times, left, errors.Join(err, deleted, failed)
 }
 
-// collect deletes the services that DELs have left, and returns how many they were.
+// collect deletes the services that DELs have left, and returns their number.
 func (n *place) collect() (int, error) {
 	var services []v1.Service
 	err := n.agent.Get("/v1/services", &services)
@@ -96,7 +96,7 @@ func (n *place) collect() (int, error) {
 	return len(services), n.agent.Call("POST", "/v1/apply?prune=true&owner="+names.OwnerPods, []any{}, nil)
 }
 
-// addConcurrently calls f for all sandboxes at once, among the node's interfaces, and returns how long each call took.
+// addConcurrently calls f for all sandboxes concurrently, in the node's namespace, and returns the durations.
 func (n *place) addConcurrently(all []sandbox, f func(sandbox) error) ([]float64, error) {
 	times, failed := make([]float64, len(all)), make([]error, len(all))
 	var ready, running sync.WaitGroup

@@ -32,7 +32,7 @@ type cluster struct {
 
 var _ io.Closer = (*cluster)(nil)
 
-// open starts an API server in a lab of its own.
+// open starts an API server in a separate lab.
 func open(prefix string) (*cluster, error) {
 	c := &cluster{}
 	return c, c.CloseOn(c.build(prefix))
@@ -51,7 +51,7 @@ func (c *cluster) build(prefix string) (err error) {
 		return err
 	}
 	c.Later(c.lab.Close)
-	// In memory: each of many nodes would have a disk of its own.
+	// In memory, since each of many real nodes would have its own disk.
 	if c.dir, err = tempdir.NewIn("/dev/shm"); err != nil {
 		return err
 	}
@@ -80,13 +80,13 @@ func (c *cluster) build(prefix string) (err error) {
 		"metadata": map[string]any{"name": "kerb-system"}}, nil) // of the controller's Lease
 }
 
-// program is one of Kerb's, which runs until it is closed.
+// program is a running program of Kerb.
 type program struct {
 	cmd *exec.Cmd
 	log string
 }
 
-// run starts one of Kerb's programs among the node's interfaces.
+// run starts one of Kerb's programs in the node's namespace.
 func (c *cluster) run(name string, args ...string) (*program, error) {
 	path, err := binpath.Find(name)
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 	watchPrefix = "kbkuwatch"
 )
 
-// fleetNodes as the first argument has this program run the nodes of a fleet: DIRECTORY NUMBER.
+// fleetNodes as the first argument makes this program run the nodes of a fleet: DIRECTORY NUMBER.
 const fleetNodes = "kerb-bench-fleet-nodes"
 
 func init() {
@@ -60,15 +60,15 @@ func runNodes(dir, number string) error {
 type contender interface {
 	io.Closer
 	server() *cluster
-	// change changes the module, and returns how long each took until it had that.
+	// change changes the module, and returns the time until each node had the change.
 	change(ctx context.Context, mark string) ([]time.Duration, error)
-	// settle returns when what follows from changes is done.
+	// settle waits until work that follows from changes is done.
 	settle(ctx context.Context) error
-	// memory of what Kerb runs besides the nodes.
+	// memory returns the memory of Kerb's programs other than the nodes.
 	memory() ([]bench.Sample, error)
 }
 
-// fleet measures a number of nodes, against as many plain watches.
+// fleet measures a number of nodes, compared with as many plain watches.
 func fleet(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	n, err := strconv.Atoi(of)
 	if err != nil {
@@ -116,7 +116,7 @@ func fleet(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	return nil
 }
 
-// changes measures one change in a round.
+// changes measures one change per round.
 func changes(config string, c contender) bench.Trial {
 	n := 0
 	return bench.Trial{Config: config, Measure: func(ctx context.Context) ([]bench.Sample, error) {
@@ -174,7 +174,7 @@ func steady(ctx context.Context, r *bench.Run, load string, configs map[string]c
 	return nil
 }
 
-// usage is what an API server has done so far.
+// usage has the counters of an API server.
 type usage struct {
 	requests kubefleet.Requests
 	cpu      time.Duration
@@ -200,13 +200,13 @@ func (u usage) since(before usage, d time.Duration) []bench.Sample {
 		{Metric: "api_memory", Stat: "max", Unit: "MiB", Value: u.memory}}
 }
 
-// resident is the memory of a process, in MiB.
+// resident returns the resident memory of a process in MiB.
 func resident(pid int) (float64, error) {
 	sizes, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))
 	return float64(sizes["VmRSS"]) / 1024, err
 }
 
-// nodes are a fleet with kerb-kube-controller.
+// nodes is a fleet with kerb-kube-controller.
 type nodes struct {
 	*cluster
 	kubefleet.Fleet
@@ -258,7 +258,7 @@ func (f *nodes) settle(ctx context.Context) error {
 	if err := f.Counted(ctx); err != nil {
 		return err
 	}
-	sdk.Pause(ctx, 3*time.Second) // the controller compares every 2 s
+	sdk.Pause(ctx, 3*time.Second) // the controller reconciles every 2 s
 	return nil
 }
 
@@ -267,7 +267,7 @@ func (f *nodes) memory() ([]bench.Sample, error) {
 	return []bench.Sample{{Metric: "controller_memory", Stat: "max", Unit: "MiB", Value: memory}}, err
 }
 
-// refused rolls out a version that the agent of the last node refuses to verify, and counts the nodes that switch.
+// refused rolls out a version that the agent of the last node rejects, and counts the nodes that switch.
 func refused(ctx context.Context, r *bench.Run, load string, f *nodes) error {
 	r.Progress("%s: a version that one node rejects", load)
 	const mark = "refused"

@@ -42,12 +42,12 @@ const (
 const (
 	withKerb = "kerb"
 	plain    = "plain"
-	tuning   = "tuning" // the plugin of the CNI project, with nothing to do: what one more program per pod takes
-	watch    = "watch"  // as many plain watches of ClusterModules as a fleet has nodes
+	tuning   = "tuning" // the plugin of the CNI project without settings: the cost of executing one more program per pod
+	watch    = "watch"  // one plain watch of ClusterModules per node
 	target   = "target" // the goals
 )
 
-// kubeAPI is the path of the API server's program, which the loads but burst need.
+// kubeAPI is the path of the API server's program, which all loads except burst need.
 var kubeAPI string
 
 func init() {
@@ -68,7 +68,7 @@ func init() {
 	})
 }
 
-// kinds of loads, by what is before the slash.
+// kinds of loads, by the part before the slash.
 var kinds = map[string]func(ctx context.Context, r *bench.Run, load, of string) error{
 	"burst": bursts, "fleet": fleet, "pods": pods, "services": services,
 	"rollout": rollouts}
@@ -114,7 +114,7 @@ func bursts(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	return nil
 }
 
-// trials measure the chains in turn. What a plugin adds is against the plain chain of the same round.
+// trials returns a trial per chain. The added time of a plugin is the difference to the plain chain of the same round.
 func (n *place) trials(pods int) (trials []bench.Trial) {
 	var reference []bench.Sample
 	for _, config := range []string{plain, tuning, withKerb} {
@@ -129,7 +129,7 @@ func (n *place) trials(pods int) (trials []bench.Trial) {
 				out = append(out, bench.Count("left", uint64(left)))
 			}
 			for i, s := range bench.MedianAnd99("added", "ms", times) {
-				if len(reference) > 0 { // it is measured
+				if len(reference) > 0 { // it was measured
 					s.Value -= reference[i].Value
 					out = append(out, s)
 				}
@@ -169,12 +169,12 @@ func (n *place) build() (err error) {
 		return err
 	}
 	n.Later(n.agent.Close)
-	// Without it no pod starts; kerb-kube-node applies it at its first sync.
+	// Without it no pod starts. On real nodes, kerb-kube-node applies it at its first sync.
 	return n.agent.Call("POST", "/v1/apply?owner="+names.Owner, []any{names.PendingModule()}, nil)
 }
 
-// find returns the directories of the plugins. The plugins of the CNI project are where CNI_PATH says, or where a node
-// has them.
+// find returns the directories of the plugins. The plugins of the CNI project are in CNI_PATH, or in the default
+// directories of nodes.
 func find() ([]string, error) {
 	cni, err := binpath.Find("kerb-cni")
 	if err != nil {

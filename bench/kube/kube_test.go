@@ -58,7 +58,7 @@ func TestBurst(t *testing.T) {
 	here.Add(3)
 	if _, err := n.addConcurrently(make([]sandbox, 3), func(sandbox) error {
 		here.Done()
-		here.Wait() // until all three are at the same place
+		here.Wait() // until all three calls have arrived here
 		return nil
 	}); err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestNoAPIServer(t *testing.T) {
 	}
 }
 
-// All loads with an API server, with few nodes and pods: the figures are there, and counts are as they should be.
+// All loads with an API server report their figures and the expected counts, with few nodes and pods.
 func TestLoads(t *testing.T) {
 	if kubeAPI = os.Getenv(kubeapi.Program); kubeAPI == "" {
 		t.Skip("needs a Kubernetes API server: make test-kube-api")

@@ -22,8 +22,8 @@ import (
 
 const podsPrefix = "kbkupods"
 
-// settled is after how long kerb-kube-node has written the pods to its disk, which it does every ten seconds at most,
-// and has given back the memory that their first list took.
+// settled is the time after which kerb-kube-node has written the pods to disk, which it does at most every ten seconds,
+// and has released the memory of their first list.
 const settled = 12 * time.Second
 
 // pods measures the memory of kerb-kube-node with a number of pods on its node.
@@ -73,7 +73,7 @@ func (p *program) recordMemory(ctx context.Context, r *bench.Run, load string) e
 	return nil
 }
 
-// kubeNode runs kerb-kube-node on a node with a number of pods, and returns when all have their labels.
+// kubeNode runs kerb-kube-node on a node with a number of pods, and returns when all services have their labels.
 func (c *cluster) kubeNode(ctx context.Context, n int) (*program, *kubefleet.Agents, error) {
 	all, err := c.createPods(ctx, n)
 	if err != nil {
@@ -101,7 +101,7 @@ func (c *cluster) kubeNode(ctx context.Context, n int) (*program, *kubefleet.Age
 	})
 }
 
-// createPods creates pods of the first node, and returns the services that kerb-cni makes of them.
+// createPods creates pods on the first node, and returns the services that kerb-cni would create for them.
 func (c *cluster) createPods(ctx context.Context, n int) ([]v1.Service, error) {
 	services := make([]v1.Service, n)
 	return services, each(ctx, n, func(i int) (err error) {
@@ -111,7 +111,7 @@ func (c *cluster) createPods(ctx context.Context, n int) ([]v1.Service, error) {
 	})
 }
 
-// each calls f for all numbers below n, several at once, until it fails.
+// each calls f for all numbers below n, several concurrently, until the first error.
 func each(ctx context.Context, n int, f func(i int) error) error {
 	failed := make([]error, 16)
 	var running sync.WaitGroup
@@ -126,7 +126,7 @@ func each(ctx context.Context, n int, f func(i int) error) error {
 	return errors.Join(append(failed, ctx.Err())...)
 }
 
-// createPod creates a pod, and returns the service that kerb-cni makes of it.
+// createPod creates a pod, and returns the service that kerb-cni would create for it.
 func (c *cluster) createPod(name, node, netns string) (v1.Service, error) {
 	var created struct{ Metadata struct{ UID string } }
 	err := c.api.Call(http.MethodPost, "/api/v1/namespaces/default/pods", map[string]any{"apiVersion": "v1", "kind": "Pod",

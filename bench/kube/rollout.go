@@ -27,23 +27,23 @@ import (
 
 const (
 	rolloutPrefix = "kbkuroll"
-	targetBack    = 5 // s from when the guard of a node has tripped until it runs the previous version
+	targetBack    = 5 // s from the trip of a node's guard until the node runs the previous version
 	guarded       = "guard"
-	firstPort     = 50 // of the packets that a version drops, in the first round
+	firstPort     = 50 // destination of the packets that a version drops, in the first round
 	usualPort     = 9
 )
 
-// drill is a node whose pod sends, with a rollout.
+// drill is a node with a sending pod, and a rollout.
 type drill struct {
 	*cluster
 	agent *node.Node
 	kube  *program
-	port  atomic.Uint32 // of one packet in 100; 0 for none
+	port  atomic.Uint32 // destination of one packet in 100; 0 for none
 	round int
 }
 
-// rollouts measures how long a node takes to go back from a version that drops one packet of 100, or counts the nodes
-// that switch to one that the kernel refuses.
+// rollouts measures the rollback of a version that drops one packet in 100, or counts the nodes that switch to a
+// version that the kernel rejects.
 func rollouts(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	c, err := open(rolloutPrefix)
 	if err != nil {
@@ -71,7 +71,7 @@ func rollouts(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	return nil
 }
 
-// refused rolls out a package that the kernel's verifier refuses, and counts what switches to it.
+// refused rolls out a package that the kernel's verifier rejects, and counts the nodes that switch to it.
 func (d *drill) refused(ctx context.Context, r *bench.Run, load string) error {
 	packages, err := depot.New(d.lab.Node(), d.agent, d.dir, nil)
 	if err != nil {
@@ -137,7 +137,7 @@ func (d *drill) start() (err error) {
 	return err
 }
 
-// traffic has the pod send 1,000 packets a second, for as long as the drill lasts.
+// traffic makes the pod send 1,000 packets/s until the drill is closed.
 func (d *drill) traffic(from, to *netlab.Host) error {
 	at := netip.AddrPortFrom(to.Addr4(), usualPort)
 	var receiver, sender *net.UDPConn
@@ -162,7 +162,7 @@ func (d *drill) traffic(from, to *netlab.Host) error {
 			if port := d.port.Load(); port != 0 && n%100 == 0 {
 				to = netip.AddrPortFrom(at.Addr(), uint16(port))
 			}
-			_, _ = sender.WriteToUDPAddrPort([]byte("x"), to) // what modules drop is an error, too
+			_, _ = sender.WriteToUDPAddrPort([]byte("x"), to) // packets that modules drop cause errors, too
 			select {
 			case <-done:
 				return
@@ -178,7 +178,7 @@ const (
 	previous   = "package: {name: firewall}, config: {defaultPolicy: {egress: allow}}"
 )
 
-// measure rolls one more version out, which drops packets to a port of its own.
+// measure rolls out another version, which drops packets to another port.
 func (d *drill) measure(ctx context.Context) ([]bench.Sample, error) {
 	port := firstPort + d.round
 	d.round++
@@ -229,7 +229,7 @@ func (d *drill) await(ctx context.Context, what string, ok func() bool) error {
 	return kubefleet.Await(ctx, what, func() (bool, error) { return ok(), nil })
 }
 
-// pod creates a pod that sends, and its service as kerb-cni does.
+// pod creates a sending pod, and its service as kerb-cni does.
 func (d *drill) pod() error {
 	web, err := d.lab.Host("web", netlab.HostOptions{})
 	if err != nil {

@@ -13,13 +13,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubefleet"
 )
 
-// endpoints is how many each Service has.
+// endpoints is the number of endpoints of each Service.
 const endpoints = 5
 
-// podsOfServices is how many pods the node has besides; few in tests.
+// podsOfServices is the number of pods on the node; few in tests.
 var podsOfServices = 5000
 
-// services measures the memory of kerb-kube-node with a number of Services of the cluster, which the proxy serves.
+// services measures the memory of kerb-kube-node with a number of the cluster's Services, which the proxy implements.
 func services(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	n, err := strconv.Atoi(of)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubefleet"
 )
 
-// watches are plain ones of ClusterModules, each with a connection of its own: what an API server takes to give a
-// change to so many clients.
+// watches are plain watches of ClusterModules, each on a separate connection: the cost of the API server to deliver a
+// change to as many clients.
 type watches struct {
 	*cluster
 	number int
@@ -61,7 +61,7 @@ func (w *watches) apply(mark string) error {
 	return kubefleet.Apply(w.api, "web", "{package: {name: firewall}, config: {mark: "+mark+"}, attach: {pods: {}}}")
 }
 
-// watch notes when it sees a mark first, until the context ends.
+// watch records the first time of each mark, until the context ends.
 func (w *watches) watch(ctx context.Context) error {
 	client := w.api.Client()
 	defer client.CloseIdleConnections()

@@ -11,10 +11,10 @@ import (
 
 const bars = "bars"
 
-// ratioOf is the metric of bars that are ratios of a metric to the first config.
+// ratioOf returns the metric of bars with a metric's ratios to the first config.
 func ratioOf(metric string) string { return "ratio of " + metric }
 
-// plottedFigure is a figure that a report has enough for.
+// plottedFigure is a figure with enough data in a report.
 type plottedFigure struct {
 	bench.Figure
 	from *bench.Report
@@ -33,7 +33,7 @@ func (t *Table) plottedFigure(p *Part) (all []plottedFigure) {
 	return all
 }
 
-// plottedFigure are the figures of several tables, with a group of bars for each.
+// plottedFigure returns the figures of several tables, with a group of bars per table.
 func (w *Work) plottedFigure(r *Report) (all []plottedFigure) {
 	from := &bench.Report{}
 	for i := range w.Tables {
@@ -54,8 +54,8 @@ func (w *Work) plottedFigure(r *Report) (all []plottedFigure) {
 	return all
 }
 
-// bars has a group for each row of a table, or for all rows of a group: the values by metric and, where ratios are
-// published, the ratios with the published ones next to them.
+// bars returns a group of bars per row of a table, or per group of rows: the values by metric and, if ratios are
+// published, our ratios and the published ones.
 func (t *Table) bars(r *bench.Report) *bench.Report {
 	b := &bench.Report{}
 	for _, row := range t.Rows {
@@ -82,7 +82,7 @@ func (t *Table) bars(r *bench.Report) *bench.Report {
 	return b
 }
 
-// rowBars are a row's values in a group.
+// rowBars returns a row's values in a group.
 func (t *Table) rowBars(row Row, group string, r *bench.Report) (cells []bench.Cell) {
 	for _, c := range t.configs(row) {
 		if v, ok := row.ours(c, r); ok {

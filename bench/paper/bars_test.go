@@ -9,8 +9,8 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Bars of ratios are to the first config, of the rows whose ratios are published, with these next to them; what has no
-// reference has no ratio. Rows of a group share it.
+// Bars show ratios to the first config, for rows whose ratios are published, with the published ratios. Configs without
+// a reference have no ratio. Rows of a group share bars.
 func TestBars(t *testing.T) {
 	table := Table{
 		Configs: []Config{{"plain", "baseline"}, {"kerb", "accelerated"}},

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// publishedFigures are those of a work's rows, in units of the experiment. Of a figure that two rows have, the last
-// counts, or the first.
+// publishedFigures returns the figures of a work's rows, in units of the experiment. Of a figure in two rows, last
+// selects the last one, otherwise the first.
 func publishedFigures(w *Work, last bool) *Report {
 	values := map[value]float64{}
 	for _, t := range w.Tables {
@@ -46,9 +46,9 @@ func publishedFigures(w *Work, last bool) *Report {
 	return reportOf(values)
 }
 
-// What a work says holds of its own figures, to the last digit.
+// The claims of a work hold for its published figures, to the last digit.
 func TestPublishedFiguresHold(t *testing.T) {
-	// The claims that the published figures are enough to judge.
+	// The number of claims that the published figures suffice to evaluate.
 	judged := map[string]int{"weinhold": 4, "gallego": 6, "simas": 33, "riegel": 4, "le": 2}
 	for _, w := range works {
 		for _, last := range []bool{false, true} {
@@ -68,7 +68,7 @@ func TestPublishedFiguresHold(t *testing.T) {
 	}
 }
 
-// Zeros, which only a broken run finds, settle no claim; nor does a table that is not sound.
+// Zeros, which only a broken run yields, give no verdict, nor does an invalid table.
 func TestBrokenRunsSettleNothing(t *testing.T) {
 	for _, w := range works {
 		for i, c := range w.Claims {
@@ -99,7 +99,7 @@ func TestBrokenRunsSettleNothing(t *testing.T) {
 	}
 }
 
-// The most threads that are tried stand for no loss: where these are too few, the ratio is not known.
+// The maximum number of threads means no loss: if it is too low, the ratio is unknown.
 func TestMostThreads(t *testing.T) {
 	for _, tc := range []struct {
 		user, mixed, kernel float64
@@ -127,7 +127,7 @@ func keptFile(t *testing.T, content string) string {
 	return path
 }
 
-// Of a report that lacks what its tables need there is a text, figures of what it has, and no verdict.
+// An incomplete report is printed with the figures that it has, without verdicts.
 func TestIncompleteReports(t *testing.T) {
 	for _, w := range works {
 		for _, broken := range [][2]string{{"cells", ""}, {"series", ""}, {"series", `,"rounds":[]`},
@@ -159,7 +159,7 @@ func TestIncompleteReports(t *testing.T) {
 	}
 }
 
-// heads are the beginnings of all that the figures of a table show, each with an end.
+// heads returns the beginnings of all series that the figures of a table show, each with an end appended.
 func heads(table Table, end string) string {
 	var all []string
 	for _, f := range table.Figures {
@@ -180,7 +180,7 @@ func TestForeignParts(t *testing.T) {
 	}
 }
 
-// Finished tables are those of the same program and kernel that are sound; what a killed run left does not matter.
+// Finished tables are the valid ones of the same program and kernel; leftovers of a killed run are ignored.
 func TestResumeOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, ".times.json123456"), []byte(`{"work":`), 0o644); err != nil {
@@ -217,7 +217,7 @@ func TestResumeOfOthers(t *testing.T) {
 	}
 }
 
-// What is the mean or median of rounds says if there was one, and one round has no deviation.
+// A mean or median over rounds notes if there was a single round, which has no deviation.
 func TestOneRound(t *testing.T) {
 	row := Row{Label: "loss", Load: "l", Metric: "m", Stat: "p50", Unit: "threads", Over: "median"}
 	r := &bench.Report{Cells: []bench.Cell{{Config: "a", Load: "l", Metric: "m", Stat: "p50", Value: 180,

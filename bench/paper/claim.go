@@ -20,7 +20,7 @@ type Claim struct {
 	NotMeasured string
 }
 
-// verdict is a claim's, with the reason.
+// verdict is the result of a claim, with the reason.
 type verdict struct{ outcome, why string }
 
 const (
@@ -55,12 +55,12 @@ func (c Claim) evaluate(r *Report) verdict {
 	return verdict{outcome, why}
 }
 
-// results gives a claim access to results, and records those that are missing.
+// results gives a claim access to the figures of a report, and records missing ones.
 type results struct {
 	report  *Report
 	missing []string
-	unsound []string // why tables that were looked at are invalid
-	busy    bool     // there are reasons to distrust a table that was looked at
+	unsound []string // why tables that were read are invalid
+	busy    bool     // there are warnings about a table that was read
 }
 
 func (f *results) part(table string) *Part {
@@ -97,7 +97,7 @@ func (f *results) positive(table, config, load, metric, stat string) float64 {
 	return v
 }
 
-// line is the regression of a metric, which cannot be 0, over loads.
+// line returns the regression over loads of a metric that cannot be 0.
 func (f *results) line(table, config, metric, stat string) (l bench.Line) {
 	if p := f.part(table); p != nil {
 		good := !slices.ContainsFunc(p.Report.Cells, func(c bench.Cell) bool {
@@ -111,7 +111,7 @@ func (f *results) line(table, config, metric, stat string) (l bench.Line) {
 	return l
 }
 
-// each are the medians of a series, place by place, none of which can be 0.
+// each returns the medians of a series by position, none of which can be 0.
 func (f *results) each(table, config, load, metric string) []float64 {
 	if p := f.part(table); p != nil {
 		for _, s := range p.Report.Series {
@@ -130,14 +130,14 @@ func (f *results) each(table, config, load, metric string) []float64 {
 
 func isPositive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
 
-// rounding is how far, as a share, a ratio may be from the published one that it equals: both are divided.
+// rounding is the relative error of a ratio that equals a published one, since both are computed by division.
 const rounding = 1e-9
 
 func atMost(v, limit float64) bool { return v <= limit*(1+rounding) }
 
 func atLeast(v, limit float64) bool { return v >= limit*(1-rounding) }
 
-// publishedRatio is that of two configs in the row of a label.
+// publishedRatio returns the ratio of two configs in the row of a label.
 func (t *Table) publishedRatio(label, a, b string) float64 {
 	i := slices.IndexFunc(t.Rows, func(r Row) bool { return r.Label == label })
 	if t.Rows[i].Ratios != nil {

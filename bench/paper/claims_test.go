@@ -24,13 +24,13 @@ func reportOf(values map[value]float64) *Report {
 	return r
 }
 
-// violation are a claim, by number, and the figures with which it alone does not hold.
+// violation is a claim, by number, and the figures with which only this claim does not hold.
 type violation struct {
 	claim  int
 	values map[value]float64
 }
 
-// checkClaims expects all claims to hold for some figures, and each not to for others.
+// checkClaims checks that all claims hold for good figures, and that each violation breaks its claim.
 func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...violation) {
 	t.Helper()
 	tried := map[int]bool{}

@@ -18,10 +18,10 @@ import (
 
 func init() { bench.RegisterCommand(command) }
 
-// cpuExperiment is the experiment that divides the CPUs among client and servers.
+// cpuExperiment is the experiment that divides the CPUs between client and servers.
 const cpuExperiment = "responder"
 
-// flags has the values of the flags.
+// flags are the values of the flags.
 type flags struct {
 	short, quick, bystander                bool
 	tables                                 []string
@@ -140,7 +140,7 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 		progress: cmd.ErrOrStderr()}.run(ctx)
 }
 
-// list prints all works, with what each table shows and the time that it takes.
+// list prints all works, with the content and the duration of each table.
 func list(out io.Writer) error {
 	var b strings.Builder
 	byName := slices.SortedFunc(slices.Values(works), func(a, b *Work) int { return strings.Compare(a.Name, b.Name) })

@@ -16,10 +16,10 @@ import (
 const (
 	page    = "../../docs/reproduction.md"
 	kept    = "../../docs/figures/paper-%s.json.gz"
-	figures = "figures/paper" // from the page
+	figures = "figures/paper" // relative to the page
 )
 
-// docs/reproduction.md has what the kept report of each work says, and docs/figures/paper the plots.
+// docs/reproduction.md matches the kept report of each work, and docs/figures/paper its plots.
 func TestPage(t *testing.T) {
 	drawn, sections := t.TempDir(), map[string]string{}
 	for _, w := range works {

@@ -25,7 +25,7 @@ var gallego = Work{
 	Claims: gallegoClaims,
 }
 
-// sizeLoads are the sizes of figure 5, whose text has the rates of the smallest and of the largest.
+// sizeLoads are the sizes of figure 5; its text gives the rates of the smallest and of the largest.
 var sizeLoads = []string{"size/64", "size/128", "size/256", "size/512", "size/1024", "size/1500"}
 
 var gallegoSizes = Table{
@@ -93,16 +93,17 @@ var gallegoTables = []Table{
 }
 
 const (
-	userRate  = 45.5            // Mbit/s without loss, with the model in user space
+	userRate  = 45.5            // loss-free rate in Mbit/s, with the model in user space
 	frameMbit = 123 * 8 / 1e6   // Ethernet, IPv4, UDP and a frame of ours in ZEP
 	loadUser  = 789e-3          // ms
 	loadInXDP = 830e-3          // ms
 	rule      = "rule: dis > 0" // of the experiment
 	smallRate = 28.5            // Mbit/s with packets of 64 bytes (figure 5)
-	largeRate = 90              // which those with the largest surpass
+	largeRate = 90              // lower bound for the largest packets
 )
 
-// gallegoTable is one window's share of table 1, figures 6 and 7, and of what the text says of accuracy and loading.
+// gallegoTable returns the part for one window length of table 1, figures 6 and 7, and of the text about accuracy and
+// loading.
 func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) Table {
 	load := "rpl/" + window
 	return Table{
@@ -137,7 +138,7 @@ func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) 
 	}
 }
 
-// gallegoRatio is of two configs' figures with windows of 1 s.
+// gallegoRatio returns the ratio of two configs with windows of 1 s.
 func gallegoRatio(f *results, metric, a, b string) float64 {
 	return f.positive("1s", a, "rpl/1s", metric, "p50") / f.positive("1s", b, "rpl/1s", metric, "p50")
 }

@@ -21,7 +21,7 @@ var le = Work{
 	Claims: leClaims,
 }
 
-// The cases: bytes of a packet and packets a second.
+// The cases: bytes per packet and packets per second.
 var leCases = []string{"64/50k", "512/6k", "1024/3k"}
 
 func leLoads(besides string) (loads []string) {
@@ -82,7 +82,7 @@ func leTable(besides, combined string) Table {
 	return t
 }
 
-// gains are T3 over T2 of a stat, in all cases.
+// gains returns the ratios of T3 to T2 of a stat in all cases.
 func gains(f *results, metric, stat string) (all []float64) {
 	for _, besides := range []string{"idle", "stress"} {
 		for _, load := range leLoads(besides) {
@@ -129,12 +129,12 @@ var leClaims = []Claim{
 		}},
 	{Text: "A kernel module delivers as fast as eBPF", Where: "section 8", Evaluate: func(f *results) (bool, string) {
 		of := func(config string) float64 { return f.positive("idle", config, "64/50k/idle", "delay", "p50") }
-		module, array := of("kmod"), of("array") // each alone; same-kmod shares packets and CPU with two others
+		module, array := of("kmod"), of("array") // measured separately; same-kmod shares packets and CPU with two others
 		return module <= 1.5*array, fmt.Sprintf("medians of %.2f and %.2f us (64 bytes, 50,000/s, idle)", module, array)
 	}},
 }
 
-// leLate is of all cases.
+// leLate compares late packets in all cases.
 func leLate(f *results) (bool, string) {
 	var t2, t3, best float64
 	for _, besides := range []string{"idle", "stress"} {

@@ -21,7 +21,7 @@ func TestClaimsOfLe(t *testing.T) {
 	}
 	module := of("idle", "kmod", "64/50k", "delay", "p50")
 	good[module], good[of("idle", "array", "64/50k", "delay", "p50")] = 1, 0.9
-	good[of("idle", "same-kmod", "64/50k", "delay", "p50")] = 9 // behind two others
+	good[of("idle", "same-kmod", "64/50k", "delay", "p50")] = 9 // after two others
 	checkClaims(t, leClaims, good,
 		violation{0, map[value]float64{of("stress", "same-t2", "512/6k", "delay", "p50"): 1}},
 		violation{1, medians(good, 9)},
@@ -31,7 +31,7 @@ func TestClaimsOfLe(t *testing.T) {
 		violation{5, map[value]float64{module: 1.4}})
 }
 
-// medians are those of the socket's.
+// medians sets the medians of the socket.
 func medians(good map[value]float64, v float64) map[value]float64 {
 	changed := map[value]float64{}
 	for k := range good {

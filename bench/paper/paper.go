@@ -25,12 +25,12 @@ type Work struct {
 	Claims  []Claim
 }
 
-// Table is a table or figure of results of the work, or several that show the same measurement.
+// Table is a table or figure of the work's results, or several that show the same measurement.
 type Table struct {
 	Name  string // of its file
-	Title string // begins with its number in the work
+	Title string // starts with its number in the work
 	Shows string // in one line
-	// Experiment measures Configs under Loads, of which there may be fewer in a mode.
+	// Experiment measures Configs under Loads; a mode may have fewer of them.
 	Experiment string
 	Loads      [modes][]string
 	Rounds     [modes]int
@@ -38,7 +38,7 @@ type Table struct {
 	Takes      [modes]time.Duration // on two CPUs
 	Configs    []Config
 	Rows       []Row
-	// Figures are of the experiment's report; bars are of the rows of a metric, or of ratioOf a metric.
+	// Figures are plots of the experiment's report; those of kind bars show the rows of a metric, or ratioOf a metric.
 	Figures []bench.Figure
 	// Differs describes the differences from the work.
 	Differs string
@@ -50,19 +50,19 @@ type Config struct{ Name, Published string }
 // Row is one figure of all configs.
 type Row struct {
 	Label string
-	// Group is that of the bars of several rows with different metrics. Empty: a row has a group of its own.
+	// Group joins the bars of several rows with different metrics. If it is empty, the row has a separate group.
 	Group string
-	// Where it is found in the experiment's report; Load may be a pattern. Values are multiplied by By to be of Unit.
+	// The cell in the experiment's report; Load may be a pattern. Values are multiplied by By to get Unit.
 	Load, Metric, Stat string
 	Unit               string
 	By                 float64
-	// Over is mean, median or stddev where the work has that of its repetitions; otherwise the cell's own value counts,
-	// whatever the repetitions.
+	// Over is mean, median or stddev if the work publishes that of its repetitions. If it is empty, the cell's own value
+	// is used.
 	Over string
-	// Configs are the row's own, where it has others than the table.
+	// Configs are the configs of the row, if they differ from the table's.
 	Configs []Config
-	// Published are the values by config. Where only the difference between configs is published, or with more digits,
-	// Ratios has it.
+	// Published are the values by config. Ratios has published ratios, if only the difference between configs is
+	// published, or with more digits.
 	Published, Ratios map[string]float64
 }
 
@@ -82,10 +82,10 @@ var modeNames = [modes]string{"published", "short", "quick"}
 // String returns the mode's name in reports.
 func (m Mode) String() string { return modeNames[m] }
 
-// MarshalText writes the name.
+// MarshalText implements encoding.TextMarshaler.
 func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
-// UnmarshalText reads it.
+// UnmarshalText implements encoding.TextUnmarshaler.
 func (m *Mode) UnmarshalText(text []byte) error {
 	i := slices.Index(modeNames[:], string(text))
 	if i < 0 {
@@ -95,17 +95,17 @@ func (m *Mode) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// scale is the share of the published counts.
+// scale returns the fraction of the published counts.
 func (m Mode) scale() float64 { return [modes]float64{1, 0.1, 0.001}[m] }
 
-// text says it for people.
+// text describes the mode for users.
 func (m Mode) text() string {
 	return [modes]string{"the published number of repetitions", "fewer or shorter repetitions where a table states two " +
 		"numbers",
 		"few repetitions: a smoke run, whose results mean nothing"}[m]
 }
 
-// counts are those of the modes.
+// counts returns the counts of the modes.
 func counts(published, short, quick string) [modes]string {
 	return [modes]string{published, short, quick}
 }
@@ -141,7 +141,7 @@ func (w *Work) table(name string) (*Table, error) {
 	return nil, fmt.Errorf("%s has no table %q; it has %s", w.Name, name, strings.Join(names, ", "))
 }
 
-// configs are those of a row.
+// configs returns the configs of a row.
 func (t *Table) configs(row Row) []Config {
 	if row.Configs != nil {
 		return row.Configs

@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// Works are complete: what tables name exists, and every claim is judged or says why not.
+// Works are complete: everything that tables refer to exists, and every claim is evaluated or has a reason why not.
 func TestWorks(t *testing.T) {
 	for _, w := range works {
 		names := map[string]bool{}
@@ -115,7 +115,7 @@ func text(t *testing.T, r *Report, w *Work) string {
 	return out.String()
 }
 
-// A run that ends in its second table continues there, and does not repeat the first.
+// A run that stops in its second table resumes there, and does not repeat the first.
 func TestResume(t *testing.T) {
 	needsRoot(t)
 	dir := t.TempDir()
@@ -158,7 +158,7 @@ func TestText(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range r.Parts {
-		p.Report.Machine = nil // what else it does is in the text
+		p.Report.Machine = nil // otherwise the text contains its utilisation
 	}
 	got := text(t, r, w)
 	for _, want := range []string{
@@ -194,7 +194,7 @@ func TestText(t *testing.T) {
 	}
 }
 
-// Memory of 0 MiB is that of programs that were not counted: it is no figure, and no base of ratios.
+// Memory of 0 MiB means that no program was counted: it is neither a figure nor a base of ratios.
 func TestMemoryNotCounted(t *testing.T) {
 	row := Row{Label: "memory", Load: "x", Metric: bench.MemoryMetric, Stat: "p50", Unit: "MiB"}
 	r := &bench.Report{}
@@ -281,10 +281,10 @@ func TestList(t *testing.T) {
 	}
 }
 
-// The first table of every work is measured on real traffic, with two configs, and every figure that it names is found.
+// The first table of every work is measured on real traffic, with two configs, and contains every figure.
 func TestQuick(t *testing.T) {
 	needsRoot(t)
-	bench.Command() // gives experiments the defaults of their flags
+	bench.Command() // sets the defaults of the experiments' flags
 	for _, w := range works {
 		t.Run(w.Name, func(t *testing.T) {
 			r, err := request{work: w, mode: Quick, tables: []string{w.Tables[0].Name}, progress: io.Discard,
@@ -308,7 +308,8 @@ func TestQuick(t *testing.T) {
 	}
 }
 
-// checkRows expects a value of every row, but for loads that smoke runs leave out and configs that cannot be measured.
+// checkRows checks that every row has a value, except for loads that smoke runs leave out and configs that cannot be
+// measured.
 func checkRows(t *testing.T, w *Work, table *Table, p *Part) {
 	t.Helper()
 	measured := 0
@@ -316,7 +317,7 @@ func checkRows(t *testing.T, w *Work, table *Table, p *Part) {
 		for _, c := range table.configs(row) {
 			if _, ok := row.ours(c, p.Report); ok {
 				measured++
-			} else if has(p.Report, c.Name, row.Load) && row.Over != "stddev" { // which one round does not have
+			} else if has(p.Report, c.Name, row.Load) && row.Over != "stddev" { // undefined for one round
 				t.Errorf("%s %s, %s: no %s %s of %s", w.Name, table.Name, row.Label, row.Metric, row.Stat, c.Name)
 			}
 		}

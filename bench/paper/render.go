@@ -120,7 +120,7 @@ func isPresent(cell string) bool { return cell != missing }
 
 const missing = "-"
 
-// line is a row's of one config; ratios are to the base.
+// line returns a row's line for one config, with ratios to the base.
 func (row Row) line(c, base Config, r *bench.Report) []string {
 	name := c.Name
 	if c.Published != "" && c.Published != c.Name {
@@ -157,7 +157,7 @@ func (row Row) ours(c Config, r *bench.Report) (float64, bool) {
 		cell.Value = bench.Stddev(cell.Rounds)
 		ok = ok && len(cell.Rounds) > 1
 	}
-	none := cell.Value == 0 && row.Metric == bench.MemoryMetric // of programs whose memory is not counted
+	none := cell.Value == 0 && row.Metric == bench.MemoryMetric // programs whose memory is not counted
 	if none || math.IsNaN(cell.Value) || math.IsInf(cell.Value, 0) {
 		return 0, false
 	}
@@ -168,7 +168,7 @@ func (row Row) ours(c Config, r *bench.Report) (float64, bool) {
 	return cell.Value * by, ok
 }
 
-// number prints four digits.
+// number formats four digits.
 func number(v float64) string { return fmt.Sprintf("%.4g", v) }
 
 func writeAligned(b *strings.Builder, rows [][]string) {
@@ -192,7 +192,7 @@ func writeAligned(b *strings.Builder, rows [][]string) {
 	}
 }
 
-// hasFigure is false where the mode, or a report that is not complete, has too little for a figure.
+// hasFigure reports whether a report has enough data for a figure, depending on its mode and completeness.
 func hasFigure(r *bench.Report, f bench.Figure) bool {
 	switch f.Kind {
 	case "regression":

@@ -27,7 +27,7 @@ type Part struct {
 	Mode    Mode          `json:"mode"`
 	Table   string        `json:"table"`
 	Version string        `json:"version,omitempty"` // of Kerb
-	Seconds float64       `json:"seconds"`           // that it took
+	Seconds float64       `json:"seconds"`           // duration
 	Report  *bench.Report `json:"report"`
 }
 
@@ -104,7 +104,7 @@ func (d resume) keep(p Part) error {
 
 func (d resume) path(table string) string { return filepath.Join(string(d), table+partEnd) }
 
-// readReport reads what --out has written.
+// readReport reads a file of --out.
 func readReport(path string, w *Work) (*Report, error) {
 	r := &Report{}
 	if err := bench.ReadJSON(path, r); err != nil {

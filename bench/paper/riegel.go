@@ -23,7 +23,7 @@ var riegel = Work{
 
 const sameNode = "same-node/ipv4"
 
-// before and after are published of the proxy in user space and of that in eBPF.
+// before returns published values of the proxy in user space and of that in eBPF.
 func before(tun, kerb float64) map[string]float64 {
 	return map[string]float64{"tun-go": tun, "kerb": kerb}
 }
@@ -63,7 +63,7 @@ const (
 		"between two namespaces instead of a network; the MTU of services is 1450 bytes"
 )
 
-// riegelTwoNodes is riegelProxy with the server on another node; nothing is published of it.
+// riegelTwoNodes is riegelProxy with the server on another node, without published values.
 var riegelTwoNodes = Table{
 	Name:       "proxy-two-nodes",
 	Title:      "Section 5.2.5: the same, with the server on another node",
@@ -79,7 +79,7 @@ var riegelTwoNodes = Table{
 	Figures:    proxyFigures("-two-nodes", ", to another node"),
 }
 
-// proxyFigures are figures 4.1 to 4.3, of the work's node or as it asks for them of two.
+// proxyFigures returns figures 4.1 to 4.3, for one node as published, or for two.
 func proxyFigures(name, where string) []bench.Figure {
 	f := func(kind, number, part, shows, metric string) bench.Figure {
 		title := "Figure " + strings.ReplaceAll(number, "-", ".") + ": " + shows
@@ -96,7 +96,7 @@ func proxyFigures(name, where string) []bench.Figure {
 	}
 }
 
-// unpublished are rows of another load, of which the work has no figures.
+// unpublished returns the rows for another load, without published figures.
 func unpublished(rows []Row, load string) (all []Row) {
 	for _, row := range rows {
 		row.Load, row.Published = load, nil
@@ -168,24 +168,25 @@ func timelineTable(name, title, load, figure string, configs []Config, differs s
 	return t
 }
 
-// returns is how far CPU, in percent of one, and memory, as a share, may be from what they were to be as before.
+// Tolerances for CPU, in percent of one CPU, and memory, as a fraction, to have returned to their level before the
+// load.
 const (
 	returnsCPU    = 1.0
 	returnsMemory = 0.05
 )
 
-// riegelReturns judges whether CPU and memory with Kerb are the same before and after a load.
+// riegelReturns reports whether CPU and memory with Kerb are the same before and after a load.
 func riegelReturns(f *results) (bool, string) {
 	of := func(metric string) float64 { return f.of("timeline", "kerb", "timeline/one-node", metric, "p50") }
 	memory := f.positive("timeline", "kerb", "timeline/one-node", "memory_idle", "p50")
-	f.positive("timeline", "kerb", "timeline/one-node", "cpu_load", "p50") // otherwise there was none
+	f.positive("timeline", "kerb", "timeline/one-node", "cpu_load", "p50") // otherwise there was no load
 	cpu, more := of("cpu_after")-of("cpu_idle"), of("memory_after")/memory-1
 	why := fmt.Sprintf("%+.2f percentage points of CPU and %+.1f %% of memory; up to %g points and %g %% count as equal",
 		cpu, 100*more, returnsCPU, 100*returnsMemory)
 	return math.Abs(cpu) <= returnsCPU && math.Abs(more) <= returnsMemory, why
 }
 
-// riegelSweeps judges whether the eBPF proxy's bottleneck is above that of the proxy in user space.
+// riegelSweeps reports whether the eBPF proxy's bottleneck is above that of the proxy in user space.
 func riegelSweeps(f *results) (bool, string) {
 	of := func(config string) float64 {
 		return f.positive("sweep", config, "sweep/one-node", "bottleneck", "p50")

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// request is what is to be measured of a work.
+// request selects what to measure of a work.
 type request struct {
 	work     *Work
 	mode     Mode
@@ -25,10 +25,10 @@ type request struct {
 	serverCPUs      int
 	peer, tokenFile string
 	bystander       bool
-	before          func(*bench.Run) // of each table; tests make runs smaller
+	before          func(*bench.Run) // called for each table; tests reduce runs
 }
 
-// chosen are the tables to measure, in the order of the work.
+// chosen returns the tables to measure, in the order of the work.
 func (q request) chosen() (all []*Table, err error) {
 	for _, name := range q.tables {
 		if _, err := q.work.table(name); err != nil {
@@ -45,7 +45,7 @@ func (q request) chosen() (all []*Table, err error) {
 	return all, nil
 }
 
-// run measures the tables that resume does not have of this program and kernel, and returns all that it has then.
+// run measures the tables that resume lacks for this program and kernel, and returns all tables.
 func (q request) run(ctx context.Context) (*Report, error) {
 	tables, err := q.chosen()
 	if err != nil {

@@ -25,7 +25,7 @@ var simasConfigs = []Config{{"plain", "baseline"}, {"kerb", "accelerated"}, {key
 
 const keys = "published-keys"
 
-// simasMeshes are meshes of `kerb bench mesh`, in the work's order, and what the work had in their place.
+// simasMeshes are the meshes of `kerb bench mesh`, in the work's order, and those of the work.
 var simasMeshes = []struct{ name, theirs string }{{"none", "no mesh"}, {"cilium-like", "Cilium"},
 	{"sidecar", "Istio sidecar"}}
 
@@ -33,14 +33,14 @@ const simasDiffers = "two namespaces, and one of a node that translates the serv
 	"Kubernetes; all programs share a CPU; CPU and memory are totals of all programs instead of the whole machine; " +
 	"published values are the p50 of five runs, from the work's notebooks, and changes in percent"
 
-// simasMetric is what a work's tables have in each mesh.
+// simasMetric has the published values of a metric in each mesh.
 type simasMetric struct {
 	Row
-	values  map[string][2]float64 // by mesh: of plain TCP and accelerated
+	values  map[string][2]float64 // by mesh: plain TCP, and accelerated
 	changes map[string]float64    // by mesh, in percent
 }
 
-// rows are those of a workload, mesh by mesh.
+// simasRows returns the rows of a workload, mesh by mesh.
 func simasRows(workload string, metrics []simasMetric) (rows []Row) {
 	for _, mesh := range simasMeshes {
 		for _, m := range metrics {
@@ -58,12 +58,12 @@ func simasRows(workload string, metrics []simasMetric) (rows []Row) {
 	return rows
 }
 
-// change is published as a difference in percent.
+// change returns the ratio for a published difference in percent.
 func change(percent float64) map[string]float64 {
 	return map[string]float64{"plain": 1, "kerb": 1 + percent/100}
 }
 
-// simasFigures are of the metrics whose changes are published, and of memory, of which a range is.
+// simasFigures returns figures of the metrics with published changes, and of memory, with a published range.
 func simasFigures(name string, metrics []simasMetric) (all []bench.Figure) {
 	for _, m := range metrics {
 		f := bench.Figure{Kind: bars, Name: name + "-" + m.Metric, Metric: m.Metric, X: "mesh",
@@ -147,7 +147,7 @@ var (
 	simasMemory = Row{Label: "memory", Metric: "memory", Stat: "p50", Unit: "MiB"}
 )
 
-// pairs are values of plain TCP and accelerated, mesh by mesh.
+// pairs returns pairs of values, plain TCP and accelerated, by mesh.
 func pairs(values ...float64) map[string][2]float64 {
 	all := map[string][2]float64{}
 	for i, mesh := range simasMeshes {
@@ -164,7 +164,7 @@ func percents(values ...float64) map[string]float64 {
 	return all
 }
 
-// simasClaims are the changes by acceleration that the work names.
+// simasClaims returns the changes by acceleration that the work claims.
 func simasClaims() (claims []Claim) {
 	for _, mesh := range simasMeshes {
 		for _, t := range []*Table{&simasEcho, &simasFile, &simasRedis} {
@@ -178,8 +178,7 @@ func simasClaims() (claims []Claim) {
 	return append(claims, simasMemoryClaim, simasAmbientClaim)
 }
 
-// simasClaim holds if the change by acceleration is at most the published one, or where more is better at least that,
-// to the tenth of a percent that is published.
+// simasClaim holds if the change by acceleration is at least as good as the published one, to a tenth of a percent.
 func simasClaim(table, mesh string, row Row) Claim {
 	limit := math.Round(1000*row.Ratios["kerb"]) / 1000
 	more := row.Metric == "rate"
@@ -199,7 +198,7 @@ func simasClaim(table, mesh string, row Row) Claim {
 	}}
 }
 
-// simasMemoryClaim is of MB, that is, 10^6 bytes.
+// simasMemoryClaim is in MB of 10^6 bytes.
 var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB more memory", Where: "chapter 5",
 	Evaluate: func(f *results) (bool, string) {
 		least, most := math.Inf(1), math.Inf(-1)

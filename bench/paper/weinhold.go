@@ -25,8 +25,8 @@ var weinhold = Work{
 
 var weinholdConfigs = []Config{{"user", "user"}, {"mixed", "mixed"}, {"kernel", "kernel"}}
 
-// weinholdPrograms are these, and the work's own programs in the kernel, built by its description: map of texts, four
-// operations on it for each request.
+// weinholdPrograms adds the work's programs in the kernel, rebuilt from its description: a map with strings as keys,
+// and four operations on it per request.
 var weinholdPrograms = append(slices.Clone(weinholdConfigs), Config{"published-mixed", "rebuilt from its text"},
 	Config{"published-kernel", "rebuilt from its text"})
 
@@ -36,7 +36,7 @@ const oneMachine = "one machine with network namespaces instead of two virtual m
 var weinholdCounts = counts("10,000 requests per thread", "1,000 requests per thread",
 	"10 requests per thread")
 
-// three are values of the configs in their order.
+// three returns the values of the configs in their order.
 func three(user, mixed, kernel float64) map[string]float64 {
 	return map[string]float64{"user": user, "mixed": mixed, "kernel": kernel}
 }
@@ -81,8 +81,8 @@ var weinholdTimes = Table{
 	},
 }
 
-// limits are those of equation 5.1, and what Kerb answers in the kernel: a test of the responder has it answer the
-// nearest integer for every number of cars.
+// limits returns the limits of equation 5.1, and Kerb's answers in the kernel: the nearest integers, as a test of the
+// responder checks for every number of cars.
 func limits() []bench.Series {
 	var exact, answered []float64
 	for cars := range int64(131) {
@@ -141,7 +141,7 @@ var weinholdThreads = Table{
 		Metric: "thread_mean", Stat: "p50", X: "threads"}},
 }
 
-// threadLoads are from one thread to 250.
+// threadLoads returns the loads up to 250 threads.
 func threadLoads(first, step int) []string {
 	loads := []string{"threads/1"}
 	for n := first; n <= 250; n += step {
@@ -200,7 +200,7 @@ var weinholdClaims = []Claim{
 			"that Linux provides"},
 }
 
-// lossComesLater is not known where the most threads that are tried get all their answers and are still too few.
+// lossComesLater has no verdict if even the maximum number of threads loses nothing and is too low for the claim.
 func lossComesLater(f *results) (bool, string) {
 	of := func(config string) float64 { return f.positive("loss", config, untilLoss, "lossfree_threads", "p50") }
 	user, good, short := of("user"), true, false
@@ -216,7 +216,7 @@ func lossComesLater(f *results) (bool, string) {
 		"ratios of the medians", user, of("mixed"), of("kernel"), mostThreads)
 }
 
-// regressionsMeet takes any two of the lines.
+// regressionsMeet compares every two of the lines.
 func regressionsMeet(f *results) (bool, string) {
 	lines := map[string]bench.Line{}
 	for _, c := range weinholdConfigs {

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// published is a report with the figures of the work itself.
+// publishedWeinhold returns a report with the published figures.
 func publishedWeinhold() *Report {
 	times, loss, threads := &bench.Report{}, &bench.Report{}, &bench.Report{}
 	for _, c := range []struct {
@@ -38,7 +38,7 @@ func publishedWeinhold() *Report {
 		{Table: "threads", Report: threads}}}
 }
 
-// Of the published figures all claims hold; of others each fails alone.
+// All claims hold for the published figures, and each fails separately for others.
 func TestClaimsOfWeinhold(t *testing.T) {
 	for _, c := range weinholdClaims {
 		if v := c.evaluate(publishedWeinhold()); c.Evaluate != nil && v.outcome != holds {

@@ -22,25 +22,25 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
-// The loads of many flows: so many TCP connections are open, and packets of theirs come one after the other, of each
-// flow in turn (uniform) or of some much more often than of others (zipf).
+// The loads of many flows: a number of open TCP connections, whose packets are sent one after the other, evenly
+// (uniform) or with Zipf's distribution (zipf).
 const flowPrefix = "flows/"
 
 var flowLoads = []string{"flows/uniform-1", "flows/uniform-1k", "flows/uniform-10k", "flows/uniform-100k",
 	"flows/zipf-1k", "flows/zipf-10k", "flows/zipf-100k"}
 
 const (
-	flowPort      = 8000 // and the next
+	flowPort      = 8000 // and the following ports
 	flowsPerPort  = 60_000
 	firstPort     = 1024
 	zipfExponent  = 1.1
 	flowSeed      = 7
 	flowFrames    = 50_000
-	establishStep = 4096    // below the sessions that Kerb lets an interface begin at once
-	kerbSessions  = 1 << 17 // as many buckets as conntrack has by default, for twice as many entries
+	establishStep = 4096    // below Kerb's limit for new sessions per interface
+	kerbSessions  = 1 << 17 // as many buckets as conntrack by default, with twice as many entries
 )
 
-// flowNumber is how many flows a load has.
+// flowNumber returns the number of flows of a load.
 func flowNumber(load string) (int, error) {
 	_, word, _ := strings.Cut(load, "-")
 	digits, thousands := strings.CutSuffix(word, "k")
@@ -51,14 +51,14 @@ func flowNumber(load string) (int, error) {
 	return n, err
 }
 
-// order is whose packets are sent, by number of the flow.
+// order returns the sequence of flows whose packets are sent.
 func order(load string, n int) []int {
 	random := rand.New(rand.NewPCG(flowSeed, uint64(n)))
 	if !strings.HasPrefix(load, flowPrefix+"zipf") {
 		return random.Perm(n)
 	}
 	zipf := rand.NewZipf(random, zipfExponent, 1, uint64(n-1))
-	name := random.Perm(n) // busy flows are anywhere in the tables
+	name := random.Perm(n) // distributes busy flows over the tables
 	out := make([]int, inject.MaxPackets)
 	for i := range out {
 		out[i] = name[zipf.Uint64()]
@@ -87,12 +87,12 @@ func runFlows(ctx context.Context, r *bench.Run, load string) error {
 	return r.Interleave(ctx, load, trials...)
 }
 
-// checkConntrack refuses limits at which the references would drop packets.
+// checkConntrack rejects limits at which the references would drop packets.
 func checkConntrack(flows int) error {
 	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
 	text, err := os.ReadFile(limit)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // the module is loaded with the first rule, with a limit by the size of memory
+		return nil // the module is loaded with the first rule, with a limit that depends on memory
 	}
 	if err != nil {
 		return err
@@ -107,7 +107,7 @@ func checkConntrack(flows int) error {
 type flows struct {
 	*topology
 	inject      *inject.Injector
-	clientMAC   net.HardwareAddr // which frames to the client have
+	clientMAC   net.HardwareAddr // destination of frames to the client
 	serverMAC   net.HardwareAddr
 	order       []int
 	there, back []inject.Headers // packets of the flows in order
@@ -123,8 +123,8 @@ func openFlows(c config, load string, n int) (*flows, error) {
 	return f, f.CloseOn(errors.Join(f.prepare(), f.establish(n)))
 }
 
-// prepare makes the packets before any is sent, so that no round spends time on them. Where services are routed, frames
-// are addressed to the gateway, and not to the other service.
+// prepare builds the packets before any is sent, so that no round spends time on it. If services are routed, frames are
+// addressed to the gateway instead of the other service.
 func (f *flows) prepare() (err error) {
 	f.clientMAC, f.serverMAC = f.client.MAC(), f.server.MAC()
 	if f.config.routed {
@@ -134,7 +134,7 @@ func (f *flows) prepare() (err error) {
 		if f.serverMAC, err = f.outerMAC(f.client); err != nil {
 			return err
 		}
-		// Devices have verified checksums, and say so; live test runs do not.
+		// Devices mark verified checksums; live test runs do not.
 		err = f.lab.Node().Do(func() error {
 			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_checksum", []byte("0"), 0)
 		})
@@ -153,7 +153,7 @@ func (f *flows) prepare() (err error) {
 	return err
 }
 
-// outerMAC is a routed host's gateway.
+// outerMAC returns the MAC address of a routed host's gateway.
 func (f *flows) outerMAC(h *netlab.Host) (mac net.HardwareAddr, err error) {
 	err = f.lab.Node().Do(func() error {
 		link, err := netlink.LinkByName(h.Outer())
@@ -178,7 +178,7 @@ func (f *flows) reply(i int, flags string) inject.Headers {
 func clientPort(i int) uint16 { return firstPort + uint16(i%flowsPerPort) }
 func serverPort(i int) uint16 { return flowPort + uint16(i/flowsPerPort) }
 
-// segment has no data. A SYN has sequence number 1, what follows 2.
+// segment returns a segment without data. A SYN has sequence number 1, later segments 2.
 func segment(from, to netip.AddrPort, flags string) inject.Headers {
 	t := packet.TCP{Ports: packet.Ports{Src: from.Port(), Dst: to.Port()}, Flags: flags, Seq: 2}
 	if strings.Contains(flags, "S") {
@@ -190,7 +190,7 @@ func segment(from, to netip.AddrPort, flags string) inject.Headers {
 	return inject.HeadersOf(packet.Fields{Src: from.Addr(), Dst: to.Addr(), TCP: &t})
 }
 
-// establish opens all flows, a few thousand at a time, when the node knows its neighbors.
+// establish opens all flows, a few thousand at a time, after the node has resolved its neighbours.
 func (f *flows) establish(n int) error {
 	_, err1 := f.send(true, []inject.Headers{f.request(0, "S")}, 1, 1)
 	_, err2 := f.send(false, []inject.Headers{f.reply(0, "SA")}, 1, 1)
@@ -214,7 +214,8 @@ func (f *flows) establish(n int) error {
 	return nil
 }
 
-// send sends packets from the client to the server or back, and returns the ns of one: the median of several runs.
+// send sends packets from the client to the server or back, and returns the time of one in ns: the median of several
+// runs.
 func (f *flows) send(there bool, packets []inject.Headers, runs, count int) (float64, error) {
 	from, to, mac := f.client, f.server, f.serverMAC
 	if !there {
@@ -245,8 +246,8 @@ func (f *flows) send(there bool, packets []inject.Headers, runs, count int) (flo
 	return bench.Median(times), err
 }
 
-// measure returns what a packet costs of many flows, and of one only (hot), which has the caches to itself while all
-// flows stay open.
+// measure returns the time of a packet with many flows, and with packets of a single one (hot), whose entries stay in
+// the caches while all flows remain open.
 func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	runs := 15
 	if quick {

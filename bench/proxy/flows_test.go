@@ -28,7 +28,7 @@ func (f *flows) tracked(t *testing.T) (n int) {
 	return n
 }
 
-// Zipf's law sends a quarter of the packets or more to a hundredth of the flows, uniform loads all in turn.
+// zipf sends at least a quarter of the packets to a hundredth of the flows, uniform the same number to each flow.
 func TestOrder(t *testing.T) {
 	for load, skewed := range map[string]bool{"flows/uniform-1k": false, "flows/zipf-1k": true} {
 		n, err := flowNumber(load)
@@ -55,8 +55,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Packets of many connections reach the server, and its answers the client, in every config, and conntrack knows as
-// many connections.
+// In every config, packets of many connections reach the server, its replies reach the client, and conntrack has as
+// many entries.
 func TestManyFlows(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// kerb is the agent, and the program of what comes from the client.
+// kerb is the agent, and the program for packets from the client.
 type kerb struct {
 	node    *node.Node
 	program *ebpf.Program
@@ -27,7 +27,7 @@ func setupKerb(g *topology) error {
 	}
 	g.Later(n.Close)
 	proxy := node.Module("proxy", "proxy", "*", map[string]any{"tables": map[string]any{"sessions": kerbSessions}})
-	proxy.Spec.Budget.Memory = "128Mi" // the package's is for half as many sessions
+	proxy.Spec.Budget.Memory = "128Mi" // the package's default is for half as many sessions
 	err = n.Apply(node.Service(g.client), node.Service(g.server), proxy,
 		virtualService("client", g.virtual[0], g.addr(g.client)), virtualService("server", g.virtual[1], g.addr(g.server)))
 	if err != nil {
@@ -53,8 +53,8 @@ func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService
 	}
 }
 
-// packet returns the time of the chain per packet of the client while f sends packets, in ns, from the kernel's
-// run-time statistics, which add about 20 ns. Caches are colder than in a test run.
+// packet returns the time of the chain per packet of the client in ns while f sends packets, from the kernel's run-time
+// statistics, which add about 20 ns. Caches are colder than in a test run.
 func (k *kerb) packet(f func() error) (float64, error) {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/tunnel"
 )
 
-// The places of loads that take long.
+// The places of long loads.
 const (
 	onOneNode  = "one-node"
 	onTwoNodes = "two-nodes"
@@ -21,10 +21,10 @@ const (
 
 var longLoads = slices.Concat(path.LongLoads(onOneNode), path.LongLoads(onTwoNodes))
 
-// longConfigs are those that the published work had, and kube-proxy's.
+// longConfigs are the configs of the published work, and kube-proxy's.
 var longConfigs = []string{"direct", "kerb", "nftables", "tun-go"}
 
-// runLong measures rising rates, or CPU and memory over time, by virtual IPv4 addresses.
+// runLong measures rising rates, or CPU and memory over time, to virtual IPv4 addresses.
 func runLong(ctx context.Context, r *bench.Run, load string) error {
 	r.Note("sweep: 1400 bytes of UDP payload per packet; one-way latency is from the sender's system call to the " +
 		"receiver's, by the same clock; packets dropped because the receiver's socket buffer is full do not count as lost")

@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Kerb's way is measured at rising rates and over time, on one node and on two, with the agents' memory.
+// Kerb is measured at rising rates and over time, on one node and on two, with the agents' memory.
 func TestLongLoads(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -15,12 +15,13 @@ import (
 var ports = append([]contender.Port{{Protocol: "tcp", Number: flowPort}, {Protocol: "tcp", Number: flowPort + 1}},
 	contender.Ports...)
 
-// setupNFTables loads rules, which live in the lab's node and go with it.
+// setupNFTables loads rules in the lab's node.
 func setupNFTables(g *topology) error {
 	return contender.Feed(g.lab.Node(), contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
 }
 
-// setupIPTables makes kube-proxy's iptables mode: a list of services, a chain for each, and one for its endpoint.
+// setupIPTables loads rules like those of kube-proxy's iptables mode: a list of services, a chain for each, and one for
+// its endpoint.
 func setupIPTables(g *topology) error {
 	command, bits := "iptables-restore", 32
 	if g.virtual[0].Is6() {

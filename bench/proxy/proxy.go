@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Virtual addresses of client and server, none of which any interface has.
+// Virtual addresses of client and server, which no interface has.
 var virtual = map[string][2]netip.Addr{
 	"same-node/ipv4": {netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("10.30.0.2")},
 	"same-node/ipv6": {netip.MustParseAddr("fdff:2000::1"), netip.MustParseAddr("fdff:2000::2")},
@@ -39,10 +39,10 @@ func init() {
 	})
 }
 
-// config is one way to the server.
+// config is one path to the server.
 type config struct {
 	name string
-	// services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
+	// routed services without a bridge, as in networks with kube-proxy, where DNAT is faster than with a bridge
 	routed bool
 	setup  func(*topology) error
 }
@@ -97,13 +97,13 @@ type topology struct {
 	config         config
 	lab            *netlab.Lab
 	client, server *netlab.Host
-	virtual        [2]netip.Addr // of the client, of the server
+	virtual        [2]netip.Addr // of client and server
 	group          *path.Group
 	path           *path.Path
-	kerb           *kerb // nil of other ways
+	kerb           *kerb // nil with other configs
 }
 
-// open has a lab with a way and a path through it.
+// open returns a lab with a config, and the path through it.
 func open(c config, virtual [2]netip.Addr) (*topology, error) {
 	g, err := openLab(c, virtual)
 	if err != nil {
@@ -127,7 +127,7 @@ func (g *topology) build(prefix string) (err error) {
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
-	g.Later(g.group.Close) // when nothing of the lab runs in it any more
+	g.Later(g.group.Close) // after all processes of the lab
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (g *topology) build(prefix string) (err error) {
 	return g.config.setup(g)
 }
 
-// destination is where the client finds the server.
+// destination returns the server's address for the client.
 func (g *topology) destination() netip.Addr {
 	if g.config.name == "direct" {
 		return g.addr(g.server)
@@ -148,7 +148,7 @@ func (g *topology) destination() netip.Addr {
 	return g.virtual[1]
 }
 
-// addr is a host's own address in the family of the load.
+// addr returns a host's own address in the family of the load.
 func (g *topology) addr(h *netlab.Host) netip.Addr {
 	if g.virtual[0].Is4() {
 		return h.Addr4()

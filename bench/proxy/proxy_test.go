@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// Each way leads to the server by its address, in both families, and gives every figure.
+// Each config reaches the server, in both address families, and reports every figure.
 func TestEveryWayLeadsToTheServer(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -50,7 +50,7 @@ func TestEveryWayLeadsToTheServer(t *testing.T) {
 	}
 }
 
-// The CPU time of a group grows with the work done in it, and only with that.
+// The CPU time of a group includes that of its processes only.
 func TestGroupCountsItsProcesses(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -60,7 +60,7 @@ func TestGroupCountsItsProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	busy := g.Adopt(exec.Command("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
-	sleep := func() error { time.Sleep(time.Millisecond); return nil } // takes no CPU time
+	sleep := func() error { time.Sleep(time.Millisecond); return nil } // uses no CPU time
 	if err := errors.Join(busy.Run(), traffic.RunOnCPU(0, sleep)); err != nil {
 		t.Fatal(err)
 	}

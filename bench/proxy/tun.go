@@ -22,7 +22,7 @@ const (
 	tunMTU    = 1450 // Oakestra's
 )
 
-// setupTUN starts a user-space proxy in the lab's node. Its device ends with it.
+// setupTUN starts a user-space proxy in the lab's node. Its device is removed when it exits.
 func setupTUN(g *topology, mode string) error {
 	program, err := g.program(mode)
 	if err != nil {
@@ -38,7 +38,7 @@ func setupTUN(g *topology, mode string) error {
 	return g.lab.Node().Do(func() error { return routeVirtual(g, mode) })
 }
 
-// program is the command and its first arguments.
+// program returns the command and its first arguments.
 func (g *topology) program(mode string) ([]string, error) {
 	if mode == "goroutines" {
 		return contender.Goroutines(tunDevice)
@@ -51,7 +51,7 @@ func (g *topology) program(mode string) ([]string, error) {
 	return []string{bench.Program(made.Dir, "tun/tun.c"), tunDevice, mode}, nil
 }
 
-// routeVirtual routes both virtual addresses into the device.
+// routeVirtual routes both virtual addresses to the device.
 func routeVirtual(g *topology, mode string) error {
 	device, err := netlink.LinkByName(tunDevice)
 	if err != nil {

@@ -12,38 +12,38 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// clientReport is what the client prints; times are in us.
+// clientReport is the output of the client; times in us.
 type clientReport struct {
 	bench.Times
 
 	Sent, Answered, Wrong, Curved uint64
 	Seconds                       float64
-	// Busy time of all CPUs in s, and of that what the client, the server and the kernel between them had.
+	// CPU seconds: all that were used, and those of client, server and the kernel between them.
 	Taken, Spent float64
-	// ThreadMeans are what a request took on each thread, all of its time divided by its requests, in us.
+	// ThreadMeans are the mean times of a request per thread: the thread's whole time divided by its requests, in us.
 	ThreadMeans []float64
 	busy        *busy
 
-	// Of the thread next to others (alongside.h), whose times the embedded ones are.
+	// Requests of the other thread of alongside.h, to which the embedded times belong.
 	BystanderSent, BystanderAnswered uint64
-	// Of cars (cars.h), whose ages the embedded times are: answers that are not the limit, and by how many km/h.
+	// Answers of cars.h with a wrong limit, and the errors in km/h. The embedded times are the ages of limits.
 	Off                           uint64
 	ErrorMean, ErrorP99, ErrorMax float64
-	// Of set-points (follow.h): when the first request was sent, and by number. Times are of the monotonic clock, in ns.
+	// Observations of follow.h by number, and the time of the first request. Times are in ns of the monotonic clock.
 	Begin int64
 	Heard map[int]observation
 }
 
-// observation is when a number was answered first and last, and when the last request was sent that it answered, in ns
-// of the monotonic clock.
+// observation has the times of the first and last answer with a number, and the send time of the last request that it
+// answered, in ns of the monotonic clock.
 type observation struct{ First, Last, Sent int64 }
 
 func (a clientReport) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }
 
 func (a clientReport) rate() float64 { return float64(a.Answered) / a.Seconds }
 
-// client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate. More arguments
-// are the mode's own.
+// client runs one mode of the client: threads or flows, duration, and requests per thread or a rate. Further arguments
+// depend on the mode.
 func (c *contender) client(mode string, threads int, duration time.Duration, number float64,
 	more ...string) (clientReport, error) {
 	if c.remote != nil {

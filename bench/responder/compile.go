@@ -17,7 +17,7 @@ import (
 //go:embed src/*.c src/*.h *.bpf.*
 var files embed.FS
 
-// tools are the compiled programs, in a directory of their own.
+// tools has the compiled programs.
 type tools struct {
 	bench.Programs
 	clients, others []int // CPUs of the client and of the servers
@@ -25,7 +25,8 @@ type tools struct {
 
 var sources = []string{"src/client.c", "src/server.c", "src/afxdp.c", "src/stream.c"}
 
-// compile gives servers so many CPUs, 0: half of all, or all if the client is on another machine.
+// compile compiles the programs and divides the CPUs. 0 servers' CPUs means half of all, or all if the client is on
+// another machine.
 func compile(ctx context.Context, serverCPUs int, remote bool) (*tools, error) {
 	all, err := bench.CPUs()
 	if err != nil {
@@ -41,7 +42,7 @@ func compile(ctx context.Context, serverCPUs int, remote bool) (*tools, error) {
 	return t, err
 }
 
-// divide gives servers the last CPUs, 0: the upper half, and the client the others.
+// divide assigns the last CPUs to servers, by default the upper half, and the others to the client.
 func divide(all []int, servers int) (client, others []int, err error) {
 	if len(all) < 2 {
 		return nil, nil, errors.New("this machine has one CPU: client and server need one each")
@@ -56,7 +57,7 @@ func divide(all []int, servers int) (client, others []int, err error) {
 	return all[:len(all)-servers], all[len(all)-servers:], nil
 }
 
-// cpus are the client's and the servers' as lists, "0,1".
+// cpus returns the client's and the servers' CPUs as lists such as "0,1".
 func (t *tools) cpus() (client, server string) { return list(t.clients), list(t.others) }
 
 func (t *tools) allCPUs() string { return list(slices.Concat(t.clients, t.others)) }

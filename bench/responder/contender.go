@@ -18,32 +18,32 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Port is where all contenders answer; the published one of CoAP for that.
+// Ports of all contenders; coapPort is the standard port of CoAP.
 const (
 	port     = 7007
 	coapPort = 5683
 )
 
-// contender is a config at its place: what stays there for all loads, and the server process while it is measured.
+// contender is a config at a place, with its programs for all loads, and the server process during measurements.
 type contender struct {
 	config, protocol string
 	place            *place
 	tools            *tools
-	remote           *remote  // nil where the client is on this machine
-	program          string   // of tools, that serves; empty where the kernel alone answers
-	variants         []string // ways in which program can wait, the sleeping one first
+	remote           *remote  // nil if the client is on this machine
+	program          string   // server program of tools; empty if the kernel answers
+	variants         []string // ways of waiting of program, the sleeping one first
 	variant          string
-	device           bool // the program takes the device instead of the port
+	device           bool // the argument of program is the device instead of the port
 	sockets          *ebpf.Map
 	state            *ebpf.Map // of the published program
-	pid              int       // of program while it serves
+	pid              int       // of program while it runs
 	steps            int       // of a request for work
-	rounds           int       // of cars so far: the same ones come to all configs
+	rounds           int       // rounds of cars so far; all configs get the same cars
 	agents           []*node.Node
 	bench.Closers
 }
 
-// labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
+// labPrefix returns letters for place, protocol and config, so that no two contenders share a lab.
 func labPrefix(f family, config string) string {
 	places := map[string]string{"direct": "d", "routed": "r", "direct6": "x", "routed6": "y"}
 	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t", "work": "w", "cars": "r"}
@@ -134,7 +134,7 @@ func (c *contender) attach(program, peer string) error {
 }
 
 func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Program) error {
-	if program == nil || ns == nil { // the other end is another machine's
+	if program == nil || ns == nil { // the other end is on another machine
 		return nil
 	}
 	l, err := bench.AttachXDP(ns, nic, program)
@@ -144,7 +144,7 @@ func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Pro
 	return err
 }
 
-// attachStream readies a map whose sockets have requests answered on their own way in.
+// attachStream attaches the programs that answer requests in the receive path of sockets in a map.
 func (c *contender) attachStream() error {
 	spec, err := bench.Object(files, "stream.bpf.o")
 	if err != nil {
@@ -172,7 +172,7 @@ func (c *contender) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	return bpf, nil
 }
 
-// memory is that of the server while it serves, and of the agent with its maps.
+// memory returns that of the running server, and of the agent with its maps.
 func (c *contender) memory() (bench.Sample, error) {
 	u := usage.Usage{Agents: c.agents}
 	if c.pid != 0 {
@@ -181,7 +181,7 @@ func (c *contender) memory() (bench.Sample, error) {
 	return u.MemorySample()
 }
 
-// sleeping is the variant that waits at no cost.
+// sleeping returns the variant that sleeps.
 func (c *contender) sleeping() string {
 	if len(c.variants) == 0 {
 		return ""
@@ -189,7 +189,7 @@ func (c *contender) sleeping() string {
 	return c.variants[0]
 }
 
-// serving runs f while the server, if the config has one, is up and waits in a way.
+// serving runs f while the server, if the config has one, runs in a variant.
 func (c *contender) serving(variant string, f func() error) error {
 	if c.program == "" {
 		return f()
@@ -203,7 +203,7 @@ func (c *contender) serving(variant string, f func() error) error {
 	return errors.Join(f(), s.Stop())
 }
 
-// alongside has a further server of speed limits on the port behind c's while f runs.
+// alongside runs f while another server of speed limits runs on the port after c's.
 func (c *contender) alongside(variant string, f func() error) error {
 	_, cpus := c.tools.cpus()
 	args := append([]string{variant, "speed", strconv.Itoa(c.port() + 1), cpus}, c.family()...)
@@ -214,7 +214,7 @@ func (c *contender) alongside(variant string, f func() error) error {
 	return errors.Join(f(), s.Stop())
 }
 
-// family is the argument of servers on IPv6.
+// family returns the argument of servers for IPv6.
 func (c *contender) family() []string {
 	if c.place.address.Is6() {
 		return []string{"6"}
@@ -222,7 +222,7 @@ func (c *contender) family() []string {
 	return nil
 }
 
-// wire is the protocol in the words of the programs in C.
+// wire returns the name of the protocol in the C programs.
 func (c *contender) wire() string {
 	if c.protocol == "work" {
 		return fmt.Sprintf("work/%d", c.steps)
@@ -230,7 +230,7 @@ func (c *contender) wire() string {
 	return c.protocol
 }
 
-// start returns when the server responds.
+// start starts the server, and returns when it is ready.
 func (c *contender) start(variant string) (*bench.Process, error) {
 	_, cpus := c.tools.cpus()
 	where := strconv.Itoa(c.port())
@@ -252,7 +252,7 @@ func (c *contender) start(variant string) (*bench.Process, error) {
 		}
 		sockets := os.NewFile(uintptr(fd), "sockets")
 		defer sockets.Close()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, sockets) // number 3
+		cmd.ExtraFiles = append(cmd.ExtraFiles, sockets) // descriptor 3
 	}
 	return bench.StartProcess(cmd)
 }

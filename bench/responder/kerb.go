@@ -15,10 +15,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// sourceRate keeps the responder's limit in force, but above what the client can send.
+// sourceRate enables the responder's rate limit, but above the rate of the client.
 const sourceRate = 10_000_000
 
-// startKerb runs the agent on the server's host, with the responder on the interface at which requests come in.
+// startKerb runs the agent on the server's host, with the responder on the interface that receives the requests.
 func (c *contender) startKerb() error {
 	n, err := node.Start(c.place.server)
 	if err != nil {
@@ -38,7 +38,7 @@ func (c *contender) startKerb() error {
 	return c.checkHook()
 }
 
-// module is the responder, or the benchmark's own module for work.
+// module returns the responder, or the benchmark's own module for work.
 func (c *contender) module(n *node.Node) (v1.Module, error) {
 	if c.protocol == "work" {
 		path, err := kerbmods.Extract("work", n.Dir)
@@ -73,7 +73,7 @@ const (
 	coapValue = "120"
 )
 
-// checkHook sees that the responder runs at the driver.
+// checkHook checks that the responder runs in native mode.
 func (c *contender) checkHook() error {
 	return c.place.server.Do(func() error {
 		nic, err := netlink.LinkByName(c.place.nic)

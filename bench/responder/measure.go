@@ -12,14 +12,14 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// lengths are how long one round measures.
+// lengths are the durations of one round.
 type lengths struct {
 	ask, offer, cost time.Duration
-	alongside        time.Duration // of requests next to others
+	alongside        time.Duration // of requests alongside others
 	follow           time.Duration // of set-points
 	cars             time.Duration
 	bisections       int
-	tries            int // of a rate at which a little was lost
+	tries            int // attempts of a rate with little loss
 }
 
 func lengthsOf(quick bool) lengths {
@@ -32,7 +32,7 @@ func lengthsOf(quick bool) lengths {
 		alongside: time.Second, follow: time.Second, cars: 2 * time.Second, bisections: 5, tries: 2}
 }
 
-// What a request costs is measured at a rate that the slowest config answers with ease.
+// The cost of a request is measured at a rate below the capacity of the slowest config.
 const (
 	costRate  = 40_000.0
 	costBatch = 8 // COST_BATCH of the client
@@ -40,23 +40,23 @@ const (
 
 func flowsAtCostRate(flows int) (int, float64) { return flows, costRate }
 
-// The rates between which the largest without loss is looked for.
+// Bounds of the search for the loss-free rate.
 const (
 	lowestRate  = 20_000.0
 	highestRate = 2_000_000.0
 )
 
-// Requests on each thread of the published experiment, and of the one until the first loss.
+// Requests per thread of the published experiment, and of the one until the first loss.
 const (
 	publishedRequests = 10_000
-	publishedLongest  = 15 * time.Second // of one round: a machine that is busy takes minutes
+	publishedLongest  = 15 * time.Second // of one round; a busy machine would take minutes
 	lossRequests      = 100
 	lossStep          = 20 // threads
 	lossPause         = time.Second
 )
 
-// published is how many requests there are on each thread, and how long a round takes at most. Where the published
-// experiments are repeated nothing but an answer that never comes ends one early.
+// published returns the requests per thread, and the maximum duration of a round. In repetitions of the published
+// experiments, only missing answers end a round early.
 func (e *experiment) published(otherwise int) (requests int, longest time.Duration) {
 	if e.run.Scale == 0 {
 		return otherwise, publishedLongest
@@ -83,18 +83,18 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 		bench.P50("cpu", "us per request", cpu-e.alone)), err
 }
 
-// measureThreads is the third published experiment: response times by threads.
+// measureThreads repeats the third published experiment: response times by threads.
 func (e *experiment) measureThreads(c *contender, threads int) ([]bench.Sample, error) {
 	requests, _ := e.published(0)
 	return e.measureRequests(c, threads, requests)
 }
 
-// measureTimes has threads ask for a time.
+// measureTimes measures response times for a duration.
 func (e *experiment) measureTimes(c *contender, threads int) ([]bench.Sample, error) {
 	return e.measureRequests(c, threads, 0)
 }
 
-// measureRequests has each thread make so many requests, 0: as many as it can in a time.
+// measureRequests measures a number of requests per thread, or if it is 0, as many as fit into the duration.
 func (e *experiment) measureRequests(c *contender, threads, requests int) (samples []bench.Sample, err error) {
 	err = c.serving(c.variant, func() error {
 		a, err := e.ask(c, "ask", threads, requests)
@@ -108,12 +108,12 @@ func (e *experiment) measureRequests(c *contender, threads, requests int) (sampl
 	return samples, err
 }
 
-// measureCurve makes cars leave after they arrive, so that the number in range is one for which the limit has to be
-// computed. In the other loads cars stay, and their number soon exceeds the range of the curve.
+// measureCurve makes cars leave after they arrive, so that the limit for the number in range must be computed. In other
+// loads cars stay, and their number soon exceeds the range of the curve.
 func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
 	var a clientReport
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
-	if c.config != "mixed" && a.Curved != a.Answered { // whose limit may be a moment old
+	if c.config != "mixed" && a.Curved != a.Answered { // its limit may be outdated
 		e.run.Invalidate("%s: %d of %d limits are not on the curve", c.config, a.Answered-a.Curved, a.Answered)
 	}
 	return rtt(a), err
@@ -129,9 +129,9 @@ func rtt(a clientReport) []bench.Sample {
 	return append(a.Samples("rtt", "p50", "p99", "p99.9", "stddev"), bench.P50("rate", "1/s", a.rate()))
 }
 
-// threadMeans is the metric of Weinhold 2023 (tables 5.4 and 5.5): a request's time is its thread's, divided by the
-// thread's requests, and statistics are over threads. It contains what the client does between an answer and the next
-// request, and its threads' waits for a CPU.
+// threadMeans returns the metric of Weinhold 2023 (tables 5.4 and 5.5): the time of a request is that of its thread
+// divided by the thread's requests, with statistics over threads. It includes the client's work between an answer and
+// the next request, and the time that threads wait for a CPU.
 func threadMeans(a clientReport) []bench.Sample {
 	if len(a.ThreadMeans) == 0 {
 		return nil
@@ -147,7 +147,7 @@ func threadMeans(a clientReport) []bench.Sample {
 	return all
 }
 
-// measurePublished is the first published experiment, with the quartiles of its box plots.
+// measurePublished repeats the first published experiment, with the quartiles of its box plots.
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
 	var a clientReport
 	var memory bench.Sample
@@ -169,7 +169,8 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 		[]bench.Sample{memory}), err
 }
 
-// ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
+// ask runs the client in a closed loop, and invalidates the run if an answer is wrong or missing: each thread has one
+// outstanding request.
 func (e *experiment) ask(c *contender, mode string, threads, requests int) (clientReport, error) {
 	length := e.lengths.ask
 	if requests > 0 {
@@ -197,7 +198,7 @@ func (e *experiment) check(c *contender, a clientReport) {
 	}
 }
 
-// measureUntilLoss is the second: the largest number of threads at which each gets all its answers.
+// measureUntilLoss repeats the second published experiment: the largest number of threads that all get all answers.
 func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, error) {
 	good := 0
 	err := c.serving(c.variant, func() error {
@@ -220,7 +221,7 @@ func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, e
 	return []bench.Sample{bench.P50("lossfree_threads", "count", float64(good))}, err
 }
 
-// measureOffered sends at a rate, and reports how much of it is lost.
+// measureOffered sends at a rate, and reports the loss.
 func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, error) {
 	var a clientReport
 	err := c.serving(c.variant, func() (err error) {
@@ -239,8 +240,7 @@ func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, err
 
 const offeredFlows = 16
 
-// lossfreeRate finds the loss-free rate by bisection on a logarithmic scale. It uses the rate that the client actually
-// reached.
+// lossfreeRate finds the loss-free rate by bisection on a logarithmic scale, with the rates that the client reached.
 func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err error) {
 	low, high := lowestRate, highestRate
 	defer func() {
@@ -256,7 +256,7 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 			return 0, err
 		}
 		best = max(best, reached)
-		if lost || reached < 0.9*rate { // the client could not do more, for now or at all
+		if lost || reached < 0.9*rate { // the client's limit, temporary or permanent
 			high = rate
 		} else {
 			low = rate
@@ -265,8 +265,7 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	return best, nil
 }
 
-// offer gives a rate another chance if less than a tenth was lost: neighbours on the machine may have stopped the
-// server.
+// offer retries a rate if less than a tenth was lost, since other virtual machines may have stopped the server.
 func (e *experiment) offer(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
 	for range e.lengths.tries {
 		a, err := c.client("offer", flows, e.lengths.offer, rate)
@@ -291,8 +290,8 @@ func (e *experiment) cost(c *contender, flows int, rate float64) (us float64, er
 	return a.Spent * 1e6 / float64(a.Sent), err
 }
 
-// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake. The cost
-// is all that was taken of the CPUs, by others of the machine too: kernel threads do a part of the work.
+// measureTCP measures times and cost separately, since the probes of idle time keep the CPUs awake. The cost is all
+// used CPU time, including that of other tasks, since kernel threads do part of the work.
 func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, error) {
 	samples, err := e.measureTimes(c, connections)
 	if err != nil {
@@ -310,6 +309,6 @@ func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, 
 		bench.P50("answered_at_parting", "%", 100*float64(parted.Answered)/halfCloses)), err
 }
 
-// halfCloses are connections whose only request is followed by shutdown: what a client may do, and a server has to
-// answer.
+// halfCloses is the number of connections whose only request is followed by shutdown(SHUT_WR), which a server must
+// still answer.
 const halfCloses = 20

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/pages"
 )
 
-// The tables of docs/benchmarks.md about open questions are those of the kept reports.
+// The tables of open questions in docs/benchmarks.md match the kept reports.
 func TestOpenQuestions(t *testing.T) {
 	parts := map[string]string{}
 	for name, write := range map[string]func(kept) string{"work": kept.work,
@@ -38,7 +38,7 @@ func TestOpenQuestions(t *testing.T) {
 	pages.Check(t, "../../docs/benchmarks.md", parts)
 }
 
-// kept is a report with what its tables need.
+// kept is a report with the methods for its tables.
 type kept struct{ *bench.Report }
 
 func (k kept) where() string {
@@ -52,7 +52,7 @@ func (k kept) where() string {
 	return text + ".\n\n"
 }
 
-// values are a figure's of several configs, "1.2 / 3.4".
+// values returns a figure of several configs, "1.2 / 3.4".
 func (k kept) values(configs []string, load, metric, stat string) string {
 	var all []string
 	for _, config := range configs {
@@ -77,7 +77,7 @@ func short(v float64) string {
 	return fmt.Sprintf("%.2g", v)
 }
 
-// ratio is the median of the rounds' ratios of two configs.
+// ratio returns the median of the rounds' ratios of two configs.
 func (k kept) ratio(config, base, load, metric, stat string) (float64, bool) {
 	a, _ := k.Find(config, load, metric, stat)
 	b, _ := k.Find(base, load, metric, stat)
@@ -96,7 +96,7 @@ func tableHead(cells ...string) string {
 	return tableRow(cells...) + "|" + strings.Repeat("---|", len(cells)) + "\n"
 }
 
-// loadsOf are the loads of a family that the report has, in order.
+// loadsOf returns the loads of a family in the report, in order.
 func (k kept) loadsOf(family string) (all []string) {
 	seen := map[string]bool{}
 	for _, c := range k.Cells {
@@ -112,7 +112,7 @@ func numberOf(load string) string { return load[strings.Index(load, "/")+1:] }
 
 var workConfigs = []string{"user", "user-best", "afxdp", "kernel"}
 
-// work leaves out what other programs on the CPUs falsify: the kernel's work in their time counts as theirs.
+// work leaves out figures that other programs on the CPUs falsify, since kernel work in their time is charged to them.
 func (k kept) work() string {
 	loads := k.loadsOf("work")
 	if len(k.Warnings()) > 0 {
@@ -148,7 +148,7 @@ func (k kept) work() string {
 	return out + "\n" + k.unbound(loads)
 }
 
-// workRatios ends with the most steps up to which the kernel is better.
+// workRatios ends with the maximum number of steps up to which the kernel is better.
 func (k kept) workRatios(loads []string, name, base, metric, stat string) string {
 	cells, upTo, better := []string{name}, "nowhere", true
 	for _, load := range loads {
@@ -165,7 +165,7 @@ func (k kept) workRatios(loads []string, name, base, metric, stat string) string
 	return tableRow(append(cells, upTo)...)
 }
 
-// unbound has the published metric where the client is not the limit.
+// unbound returns the published metric where the client is not the bottleneck.
 func (k kept) unbound(loads []string) string {
 	const limit = 90 // %
 	var parts []string
@@ -203,7 +203,7 @@ func (k kept) precision() string {
 	return out
 }
 
-// setPoints leaves out times where other programs use the CPUs: the agent waits for these.
+// setPoints leaves out times if other programs use the CPUs, for which the agent would wait.
 func (k kept) setPoints() string {
 	if len(k.Warnings()) > 0 {
 		out := tableHead("threads", "set by", "old answers to later requests", "set")
@@ -251,7 +251,7 @@ func (k kept) ipv6() string {
 		for _, f := range []struct{ name, metric string }{{"p50 / p99, us", "rtt"}, {"without loss, 1/s", "lossfree_rate"},
 			{"CPU, us", "cpu"}} {
 			if f.metric == "cpu" && len(k.Warnings()) > 0 {
-				continue // the kernel's work in the time of other programs counts as theirs
+				continue // kernel work in the time of other programs is charged to them
 			}
 			cells := []string{load, f.name}
 			for _, config := range ipv6Configs {

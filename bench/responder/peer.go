@@ -28,14 +28,14 @@ import (
 
 func init() { bench.RegisterCommand(peerCommand) }
 
-// peerRequest asks a peer to run the client once, against the server that asks; it is the body of a POST to askPath.
+// peerRequest requests one run of the client, against the server that sends it. It is the body of a POST to askPath.
 type peerRequest struct {
 	Mode         string  `json:"mode"`
 	Protocol     string  `json:"protocol"`
 	Port         int     `json:"port"`
 	Threads      int     `json:"threads"` // or flows
 	Milliseconds int64   `json:"milliseconds"`
-	Number       float64 `json:"number"` // of requests on each thread, or a second
+	Number       float64 `json:"number"` // requests per thread, or per second
 }
 
 // peerReply has the client's output, and a description of its machine.
@@ -47,17 +47,17 @@ type peerReply struct {
 
 const (
 	askPath = "/ask"
-	// The longest body of a question, and of a reply: a thread's mean is at most 24 bytes.
+	// Maximum sizes of the bodies of request and reply; a thread's mean takes at most 24 bytes.
 	longestQuestion = 4 << 10
 	longestReply    = 1 << 20
-	// The most that a question may ask for.
+	// Limits of a request.
 	peerThreads = 1000
 	peerNumber  = 1e7
 	peerLength  = 10 * time.Minute
-	shortToken  = 16 // characters: the shortest token
+	shortToken  = 16 // minimum length of a token, in characters
 )
 
-// check rejects requests that no benchmark makes.
+// check rejects requests that no benchmark sends.
 func (q peerRequest) check() error {
 	switch {
 	case !slices.Contains([]string{"ask", "offer"}, q.Mode) || !slices.Contains([]string{"speed", "coap"}, q.Protocol):
@@ -99,7 +99,7 @@ func peerCommand() *cobra.Command {
 	return cmd
 }
 
-// readToken reads a token of one line.
+// readToken reads a token from a file with one line.
 func readToken(path string) (string, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -113,7 +113,7 @@ func readToken(path string) (string, error) {
 	return token, nil
 }
 
-// servePeer returns when the context ends.
+// servePeer serves until the context ends.
 func servePeer(ctx context.Context, listen, token string, log io.Writer) (err error) {
 	t, err := compilePeer(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func servePeer(ctx context.Context, listen, token string, log io.Writer) (err er
 		return err
 	}
 	fmt.Fprintf(log, "listening on %s\n", listener.Addr())
-	var serving sync.WaitGroup // a client ends before this program does
+	var serving sync.WaitGroup // clients exit before this program
 	defer serving.Wait()
 	handler := newPeer(token, t, exec.CommandContext)
 	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 10 * time.Second,
@@ -142,7 +142,7 @@ func servePeer(ctx context.Context, listen, token string, log io.Writer) (err er
 	return nil
 }
 
-// compilePeer gives all CPUs to the client.
+// compilePeer compiles the client, and assigns all CPUs to it.
 func compilePeer(ctx context.Context) (t *tools, err error) {
 	t = &tools{}
 	if t.clients, err = bench.CPUs(); err == nil {
@@ -151,7 +151,7 @@ func compilePeer(ctx context.Context) (t *tools, err error) {
 	return t, err
 }
 
-// peer runs the client, one at a time.
+// peer runs the client, one at a time, as an HTTP handler.
 type peer struct {
 	token   string
 	tools   *tools
@@ -200,7 +200,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(w).Encode(peerReply{Answer: out, Machine: bench.ThisMachine(),
-		CPUs: len(p.tools.clients)}) // the other side sees what is missing
+		CPUs: len(p.tools.clients)}) // the other side detects truncated replies
 }
 
 func (p *peer) run(ctx context.Context, server netip.Addr, q peerRequest) (json.RawMessage, error) {

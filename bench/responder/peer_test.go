@@ -19,7 +19,7 @@ import (
 
 const testToken = "0123456789abcdef"
 
-// servedPeer has a peer in the client's namespace of a place, and is the experiment of the server's.
+// servedPeer starts a peer in the client's namespace of a place, and returns the experiment on the server's side.
 func servedPeer(t *testing.T) (*experiment, *place) {
 	t.Helper()
 	e := newExperiment(t)
@@ -34,7 +34,7 @@ func servedPeer(t *testing.T) (*experiment, *place) {
 		}
 	})
 	c := &contender{place: p, protocol: "speed"}
-	if err := c.attach("", "pass"); err != nil { // a veth sends nothing back to an end without a program
+	if err := c.attach("", "pass"); err != nil { // a veth accepts frames of XDP_TX only if this end has a program
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
@@ -61,7 +61,7 @@ func servedPeer(t *testing.T) (*experiment, *place) {
 	return e, p
 }
 
-// Every config answers a client on another machine, which a namespace stands for, and gives the published metric.
+// Every config answers a client on another machine, here a namespace, and reports the published metric.
 func TestPeer(t *testing.T) {
 	e, p := servedPeer(t)
 	for _, load := range []string{"published/4", "routed/16"} {
@@ -94,9 +94,9 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// A peer runs nothing for a client that does not know the token, and nothing that no benchmark asks.
+// A peer rejects clients without the token, and requests that no benchmark sends.
 func TestPeerRefuses(t *testing.T) {
-	h := newPeer(testToken, &tools{}, nil) // a question that is let through panics
+	h := newPeer(testToken, &tools{}, nil) // an accepted request would panic
 	good := `{"mode":"ask","protocol":"speed","port":7007,"threads":1,"milliseconds":1,"number":1}`
 	for body, want := range map[string]string{
 		`{"mode":"cost"}`: "modes are ask and offer",
@@ -158,5 +158,5 @@ func TestReadToken(t *testing.T) {
 	if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), "token") {
 		t.Errorf("--peer without a token: %v", err)
 	}
-	flags.peer = "" // of this process's other tests
+	flags.peer = "" // for other tests of this process
 }

@@ -13,26 +13,26 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// place is where a contender serves: the client's host, the server's and the interface at which requests come in there.
+// place has the client's host, the server's host, and the interface that receives the requests.
 type place struct {
 	lab            *netlab.Lab
 	client, server *netlab.Namespace
 	nic            string
 	address        netip.Addr
-	// The other end of the server's veth: its namespace and name.
+	// Namespace and name of the peer of the server's veth.
 	peer    *netlab.Namespace
 	peerNIC string
 }
 
-// openPlace builds hosts joined by one veth, whose node is the server (direct), or two with a node that routes
-// (routed). The server's address is one of IPv6 in direct6 and routed6.
+// openPlace builds a host connected to the node, which is the server (direct), or two hosts with the node as a router
+// (routed). direct6 and routed6 use IPv6.
 func openPlace(kind, prefix string, t *tools) (*place, error) {
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
 		return nil, err
 	}
 	p := &place{lab: lab}
-	// Checksums are complete, as on a wire.
+	// No checksum offload, as on a wire.
 	opts := netlab.HostOptions{Routed: true, TxChecksumOff: true}
 	client, err := lab.Host("client", opts)
 	if err == nil {
@@ -59,8 +59,8 @@ func (p *place) joinDirectly(client *netlab.Host, ipv6 bool) {
 	p.peer, p.peerNIC = client.Namespace, client.Interface()
 }
 
-// joinByRouter has the router hand the client's packets to the server's CPU, so that no answer is made on the time of
-// who asks.
+// joinByRouter makes the router process the client's packets on the server's CPU, so that the client's CPU does no work
+// for answers.
 func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *tools, ipv6 bool) error {
 	server, err := p.lab.Host("server", opts)
 	if err != nil {
@@ -74,7 +74,7 @@ func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *to
 	return setPacketSteering(p.lab.Node(), client.Outer(), t.others)
 }
 
-// setPacketSteering sets receive packet steering, which sysfs alone knows, and that of the namespace it was mounted in.
+// setPacketSteering sets receive packet steering. It requires the sysfs mount of the namespace.
 func setPacketSteering(ns *netlab.Namespace, nic string, cpus []int) error {
 	script := fmt.Sprintf("mount -t sysfs sysfs /sys && echo %x >/sys/class/net/%s/queues/rx-0/rps_cpus", mask(cpus), nic)
 	out, err := ns.Command(context.Background(), "unshare", "--mount", "sh", "-c", script).CombinedOutput()
@@ -84,7 +84,7 @@ func setPacketSteering(ns *netlab.Namespace, nic string, cpus []int) error {
 	return nil
 }
 
-// mask is of the first 32 CPUs: one word, and more than one receive queue needs.
+// mask returns a mask of the first 32 CPUs, more than one receive queue needs.
 func mask(cpus []int) (m uint32) {
 	for _, cpu := range cpus {
 		if cpu < 32 {

@@ -6,11 +6,11 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// precisionConfigs are the ways to compute a limit: for each request, or after an interval, or after each change.
+// precisionConfigs compute the limit for each request, after an interval, or after each change.
 var precisionConfigs = []string{"user", "kernel", "mixed", "mixed-100ms", "mixed-10ms", "mixed-change"}
 
-// measurePrecision has so many cars per second arrive, and as many leave, with 65 in range on average, and compares
-// each limit with that of the cars in range. A limit's age is the time since it was the right one.
+// measurePrecision generates arrivals and departures at a rate, with 65 cars in range on average, and compares each
+// answer with the current limit. The age of an answer is the time since it was the current limit.
 func (e *experiment) measurePrecision(c *contender, arrivals int) ([]bench.Sample, error) {
 	var a clientReport
 	c.rounds++

@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// publishedPrefix begins the names of the configs that are built as the published program (published.bpf.c).
+// publishedPrefix is the prefix of configs with the published program (published.bpf.c).
 const publishedPrefix = "published-"
 
-// publishedKey is a key of its map: a text, padded with zeros.
+// publishedKey is a key of its map: a string, padded with zeros.
 type publishedKey [16]byte
 
 func keyOf(text string) (k publishedKey) {
@@ -25,8 +25,8 @@ func keyOf(text string) (k publishedKey) {
 	return k
 }
 
-// attachPublished puts the published program on the server's interface; in mixed its user-space part writes the limit
-// once a second, until the contender is closed.
+// attachPublished attaches the published program to the server's interface. In mixed, its user-space part writes the
+// limit once a second until the contender is closed.
 func (c *contender) attachPublished() error {
 	spec, err := bench.Object(files, "published.bpf.o")
 	if err != nil {
@@ -52,7 +52,7 @@ func (c *contender) attachPublished() error {
 	return nil
 }
 
-// recompute is the published user-space part: a timer of one second.
+// recompute is the published user-space part, with a timer of one second.
 func (c *contender) recompute(state *ebpf.Map) {
 	ticker, stop, stopped := time.NewTicker(time.Second), make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -81,7 +81,7 @@ func (c *contender) recompute(state *ebpf.Map) {
 	})
 }
 
-// curve is the published limit by cars in range, in km/h, as src/wire.h has it.
+// curve returns the published limit for the number of cars in range, in km/h, as speed_limit of src/wire.h.
 func curve(cars uint32) uint32 {
 	switch {
 	case cars < 30:

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// speedOf asks contenders as a client does, and returns the answer, 0 if there is none.
+// speedOf sends a request and returns the answer, or 0 without one.
 func speedOf(t *testing.T, c *contender, request []byte, wait time.Duration) (op, value uint32) {
 	t.Helper()
 	err := c.place.client.Do(func() error {
@@ -25,7 +25,7 @@ func speedOf(t *testing.T, c *contender, request []byte, wait time.Duration) (op
 		}
 		conn.SetReadDeadline(time.Now().Add(wait))
 		answer := make([]byte, 64)
-		if n, err := conn.Read(answer); err == nil && n == 8 { // others are refused by ICMP
+		if n, err := conn.Read(answer); err == nil && n == 8 { // otherwise ICMP errors
 			op, value = binary.NativeEndian.Uint32(answer), binary.NativeEndian.Uint32(answer[4:])
 		}
 		return nil
@@ -43,8 +43,8 @@ func message(words ...uint32) (out []byte) {
 	return out
 }
 
-// The published program answers by the published curve, counts cars that come and leave, and leaves all else to the
-// stack. Its answers have right checksums, or no socket would have them.
+// The published program answers with the published curve, counts cars that arrive and leave, and passes other packets
+// to the stack. Its checksums are correct, since sockets receive the answers.
 func TestPublishedProgram(t *testing.T) {
 	e := newExperiment(t)
 	kernel := contend(t, e, "published", "published-kernel")
@@ -54,7 +54,7 @@ func TestPublishedProgram(t *testing.T) {
 		}
 	}
 	for range 60 {
-		speedOf(t, kernel, message(5, 0), time.Millisecond) // is not answered
+		speedOf(t, kernel, message(5, 0), time.Millisecond) // has no answer
 	}
 	if _, limit := speedOf(t, kernel, message(4, 0), time.Second); limit != curve(61) {
 		t.Errorf("after 60 of 120 have left: %d km/h, want %d", limit, curve(61))
@@ -72,7 +72,7 @@ func TestPublishedProgram(t *testing.T) {
 	if err := mixed.state.Put(keyOf("cars"), uint32(64)); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Millisecond) { // a second passes
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(100 * time.Millisecond) { // until the next second
 		var limit uint32
 		if err := mixed.state.Lookup(keyOf("limit"), &limit); err != nil || time.Now().After(deadline) {
 			t.Fatalf("mixed: %d km/h, want %d: %v", limit, curve(64), err)

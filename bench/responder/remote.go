@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// remote is a peer as the server's machine sees it.
+// remote is the server's connection to a peer.
 type remote struct {
 	ns    *netlab.Namespace // of the server
 	at    string            // the peer's address and port
@@ -31,17 +31,17 @@ type remote struct {
 	note  func(format string, args ...any)
 }
 
-// remoteLoads are those that a client on another machine can measure: what a request costs is added up over the CPUs
-// of both ends, which one machine alone knows.
+// remoteLoads are the loads for a client on another machine. The cost of a request is summed over the CPUs of both
+// ends, which requires one machine.
 var remoteLoads = []string{"published", "until-loss", "threads", "offered"}
 
-// remoteConfigs are publishedConfigs but for AF_XDP, which has one queue of the device.
+// remoteConfigs are publishedConfigs without AF_XDP, which uses one queue of the device.
 var remoteConfigs = slices.DeleteFunc(slices.Clone(publishedConfigs), func(name string) bool { return name == "afxdp" })
 
-// peerSlack is how long a peer may take for more than its client's time.
+// peerSlack is the time for a reply of the peer in addition to the duration of its client.
 const peerSlack = time.Minute
 
-// place is this machine, at the interface that leads to the peer.
+// place returns this machine with the interface that leads to the peer.
 func (r *remote) place() (*place, error) {
 	var at, to netip.AddrPort
 	err := r.ns.Do(func() error {
@@ -65,7 +65,7 @@ func (r *remote) place() (*place, error) {
 	return p, err
 }
 
-// interfaceTo is the name of the interface that leads to an address, in the thread's namespace.
+// interfaceTo returns the interface that leads to an address, in the thread's namespace.
 func interfaceTo(addr netip.Addr) (string, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {
@@ -78,7 +78,7 @@ func interfaceTo(addr netip.Addr) (string, error) {
 	return nic.Attrs().Name, nil
 }
 
-// ask has the peer run its client.
+// ask runs the peer's client.
 func (r *remote) ask(q peerRequest) (a clientReport, err error) {
 	body, err := json.Marshal(q)
 	if err != nil {
@@ -152,7 +152,7 @@ func (e *experiment) remoteTrial(f family, config, load string, n int) bench.Tri
 		}}
 }
 
-// openRemote reads the flags, "" for no peer. What is returned closes it.
+// openRemote opens the peer of the flags, if any. The returned function closes it.
 func openRemote(r *bench.Run, at, tokenFile string) (*remote, func(), error) {
 	if at == "" {
 		return nil, func() {}, nil

@@ -40,13 +40,13 @@ func init() {
 	})
 }
 
-// flags are what was typed.
+// flags are the values of the flags.
 var flags struct {
 	serverCPUs      int
 	peer, tokenFile string
 }
 
-// The loads: a family and its number, of client threads or of requests a second.
+// The loads: a family and a number, of client threads or requests per second.
 func loads() []string {
 	var all []string
 	for _, f := range []struct {
@@ -77,25 +77,25 @@ func loads() []string {
 	return all
 }
 
-// maxThreads is how far the published experiments go.
+// maxThreads is the maximum number of threads of the published experiments.
 const maxThreads = 300
 
-// family is what loads of one name have in common: where they run, who answers, and what is measured of n.
+// family has the common properties of loads with one prefix: place, configs and measurement.
 type family struct {
 	place    string
 	protocol string
 	configs  []string
 	measure  func(c *contender, n int) ([]bench.Sample, error)
-	// alone is set where what a dropped request takes is measured too, with so many flows at that rate.
+	// alone is set if the cost of dropped requests is measured, too, with the returned flows and rate.
 	alone func(n int) (flows int, rate float64)
 }
 
 var udpConfigs = []string{"user", "user-best", "afxdp", "mixed", "kernel", "reflector"}
 
-// ipv6Configs are those that know IPv6.
+// ipv6Configs are the configs with IPv6.
 var ipv6Configs = []string{"user", "user-best", "mixed", "kernel", "reflector"}
 
-// publishedConfigs are those of the published experiments, with the published program.
+// publishedConfigs are the configs of the published experiments, with the published program.
 var publishedConfigs = append(slices.Clone(udpConfigs), publishedPrefix+"mixed", publishedPrefix+"kernel")
 
 func (e *experiment) family(name string) family {
@@ -138,7 +138,7 @@ func (e *experiment) family(name string) family {
 	return f
 }
 
-// prepare makes c one of a load, and returns the threads with which its variant is chosen.
+// prepare sets up c for a load, and returns the number of threads for the selection of its variant.
 func (f family) prepare(c *contender, n int) (threads int) {
 	if f.protocol == "work" {
 		c.steps = n
@@ -147,14 +147,14 @@ func (f family) prepare(c *contender, n int) (threads int) {
 	return n
 }
 
-// experiment is one run: the compiled programs and the contenders that are up.
+// experiment is one run: the compiled programs and the running contenders.
 type experiment struct {
 	run     *bench.Run
 	tools   *tools
-	remote  *remote // nil where the client is on this machine
+	remote  *remote // nil if the client is on this machine
 	lengths lengths
 	up      map[string]*contender // by place, protocol and config
-	alone   float64               // cost of a request that is dropped at the server's interface, in us, in this round
+	alone   float64               // cost in us of a request that is dropped at the server's interface, in this round
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
@@ -212,7 +212,7 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		}
 		var c *contender
 		trials = append(trials, bench.Trial{Config: config,
-			Open: func() (_ io.Closer, err error) { // e closes it, after all loads
+			Open: func() (_ io.Closer, err error) { // e closes it after all loads
 				if c, err = e.contender(f, config); err == nil {
 					err = e.chooseVariant(c, load, f.prepare(c, n))
 				}
@@ -223,14 +223,14 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 	return e.run.Interleave(ctx, load, trials...)
 }
 
-// aloneTrial gives no figure of its own; its cost is taken off that of the others.
+// aloneTrial returns no samples; its cost is subtracted from that of others.
 func (e *experiment) aloneTrial(f family, n int) bench.Trial {
 	return bench.Trial{Config: "dropped", Measure: func(context.Context) ([]bench.Sample, error) {
 		c, err := e.contender(f, "dropped")
 		if err != nil {
 			return nil, err
 		}
-		c.steps = 0 // its requests are dropped unread
+		c.steps = 0 // its requests are dropped without being read
 		flows, rate := f.alone(n)
 		e.alone, err = e.cost(c, flows, rate)
 		return nil, err
@@ -250,7 +250,7 @@ func (e *experiment) contender(f family, config string) (*contender, error) {
 	return c, err
 }
 
-// chooseVariant gives a config that can wait in several ways the one with the best median for this load.
+// chooseVariant selects, for a config with several ways of waiting, the one with the best median for this load.
 func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 	if len(c.variants) < 2 {
 		return nil
@@ -291,7 +291,7 @@ func (e *experiment) notes() {
 	e.run.Note("memory is that of the server under load, and of the agent with the maps of its modules; it does not " +
 		"include the client and the maps of the published programs")
 	if e.run.Scale > 0 {
-		return // no table of the published experiments has it
+		return // not in the tables of the published experiments
 	}
 	e.run.Note("cpu is the CPU time of client, server and kernel, including softirqs on idle CPUs, at %d requests/s in "+
 		"batches of %d, less the CPU time of the same requests when they are dropped at the server's interface: it includes "+

@@ -63,7 +63,7 @@ func contend(t *testing.T, e *experiment, load, config string) *contender {
 	return c
 }
 
-// Every config, waiting in every way, gives every request its answer, and the right one.
+// Every variant of every config answers every request correctly.
 func TestAllAnswer(t *testing.T) {
 	e := newExperiment(t)
 	for _, load := range []string{"direct", "published", "routed", "coap", "tcp", "work", "direct6", "routed6"} {
@@ -91,7 +91,7 @@ func TestAllAnswer(t *testing.T) {
 	}
 }
 
-// answerBy is a server that answers as the function says.
+// answerBy runs a server with a function that returns the answers.
 func answerBy(t *testing.T, c *contender, answer func(request []byte) [][]byte) {
 	t.Helper()
 	var socket *net.UDPConn
@@ -116,7 +116,7 @@ func answerBy(t *testing.T, c *contender, answer func(request []byte) [][]byte) 
 	}()
 }
 
-// The client distinguishes wrong, missing and further answers from right ones.
+// The client detects wrong, missing and additional answers.
 func TestClientSees(t *testing.T) {
 	e := newExperiment(t)
 	right := []byte{3, 0, 0, 0, 120, 0, 0, 0}
@@ -150,7 +150,7 @@ func TestClientSees(t *testing.T) {
 			defer p.lab.Close()
 			c := &contender{config: "test", protocol: "speed", place: p, tools: e.tools}
 			answerBy(t, c, tc.answer)
-			for tries := 1; ; tries++ { // on a busy machine answers come too late
+			for tries := 1; ; tries++ { // on a busy machine answers may be too late
 				a, err := c.client("offer", 2, 20*time.Millisecond, 2000)
 				if err == nil && !tc.bad(a) {
 					return
@@ -163,7 +163,7 @@ func TestClientSees(t *testing.T) {
 	}
 }
 
-// Labs of all contenders may be up at a time.
+// Labs of all contenders can coexist.
 func TestLabsAreApart(t *testing.T) {
 	e, of := &experiment{}, map[string]string{}
 	for _, load := range loads() {
@@ -179,7 +179,7 @@ func TestLabsAreApart(t *testing.T) {
 	}
 }
 
-// Servers have the upper half of the CPUs, or as many as are asked for, if the client has one, too.
+// Servers get the upper half of the CPUs, or the requested number if one is left for the client.
 func TestDivide(t *testing.T) {
 	for _, tc := range []struct {
 		cpus, servers   int
@@ -193,11 +193,11 @@ func TestDivide(t *testing.T) {
 	}
 }
 
-// A dropped request has a cost as well, and none is answered.
+// Dropped requests have a cost, and no answers.
 func TestDroppedRequests(t *testing.T) {
 	e := newExperiment(t)
 	c := contend(t, e, "direct", "dropped")
-	// until what counts by being idle has run, which others may keep it from
+	// until the idle probes have run, which other tasks may delay
 	for length := 10 * time.Millisecond; ; length *= 2 {
 		a, err := c.client("cost", 2, length, costRate)
 		if err != nil || a.Answered != 0 || a.Sent == 0 || length > 30*time.Second {
@@ -209,7 +209,7 @@ func TestDroppedRequests(t *testing.T) {
 	}
 }
 
-// The router hands packets to the servers' CPUs.
+// The router steers packets to the servers' CPUs.
 func TestRoutedIsSteered(t *testing.T) {
 	e := newExperiment(t)
 	c := contend(t, e, "routed", "user")
@@ -221,7 +221,7 @@ func TestRoutedIsSteered(t *testing.T) {
 	}
 }
 
-// A load of each kind gives the figures that it promises.
+// A load of each kind reports its figures.
 func TestMeasures(t *testing.T) {
 	e := newExperiment(t)
 	rtt := []string{"rtt p50", "rtt p99", "rtt p99.9", "rtt stddev", "rate p50"}
@@ -260,7 +260,8 @@ func TestMeasures(t *testing.T) {
 	}
 }
 
-// Of one thread a request's time is the whole time divided by the requests; no thread of several takes longer.
+// With one thread, a request's time is the whole time divided by the requests. With several, no thread takes longer
+// than the whole time.
 func TestThreadMeans(t *testing.T) {
 	e := newExperiment(t)
 	c := contend(t, e, "direct", "user")
@@ -285,7 +286,7 @@ func TestThreadMeans(t *testing.T) {
 	}
 }
 
-// What no thread is answered voids a run, and so do wrong answers.
+// Missing answers for all threads, and wrong answers, invalidate a run.
 func TestUnsound(t *testing.T) {
 	e := newExperiment(t)
 	if _, err := e.ask(contend(t, e, "direct", "dropped"), "ask", 1, 1); err != nil {
@@ -299,7 +300,7 @@ func TestUnsound(t *testing.T) {
 	}
 }
 
-// The command ends with a report of all configs, and no answer was wrong.
+// The command reports all configs, without wrong answers.
 func TestCommand(t *testing.T) {
 	newExperiment(t)
 	path := filepath.Join(t.TempDir(), "responder.json")
@@ -319,7 +320,7 @@ func TestCommand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, why := range report.Unsound {
-		if !strings.Contains(why, " lost ") { // which a stalled machine is excuse for
+		if !strings.Contains(why, " lost ") { // a stalled machine may lose requests
 			t.Error(why)
 		}
 	}
@@ -331,7 +332,7 @@ func TestCommand(t *testing.T) {
 	}
 }
 
-// Limits that are computed for each request are right; those of an interval are not, while cars come and go.
+// Limits that are computed for each request are exact; those of an interval are not, while cars arrive and leave.
 func TestPrecision(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range precisionConfigs {
@@ -352,7 +353,7 @@ func TestPrecision(t *testing.T) {
 	}
 }
 
-// Values that are set are answered, and no request that is sent afterwards gets the value before.
+// Values that were set are answered, and no later request gets the previous value.
 func TestSetPoints(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range setPointConfigs {
@@ -382,14 +383,14 @@ func TestSetPointSamples(t *testing.T) {
 	for _, s := range e.setPointSamples(&contender{config: "put"}, a, points, true) {
 		got[s.Metric+" "+s.Stat] = s.Value
 	}
-	// 201 was answered to a request that was sent 1 us after 202 had been set.
+	// A request that was sent 1 us after 202 had been set was answered with 201.
 	for name, want := range map[string]float64{"new_after p50": 1, "new_after p99": 3, "old_until p50": 2,
 		"old_until p99": 5, "set p50": 2, "stale sum": 1, "set_points sum": 3} {
 		if got[name] != want {
 			t.Errorf("%s: %v, want %v", name, got[name], want)
 		}
 	}
-	// A number that was replaced before a request came is answered by the next one.
+	// A number that was replaced before the next request counts as answered by the following number.
 	delete(a.Heard, 202)
 	if s := e.setPointSamples(&contender{config: "put"}, a, points, true); s[1].Value != 13 {
 		t.Errorf("%+v", s)
@@ -401,7 +402,7 @@ func TestSetPointSamples(t *testing.T) {
 	}
 }
 
-// Requests of both priorities are answered, and counted apart.
+// Requests of both priorities are answered, and counted separately.
 func TestPriorities(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range priorityConfigs {

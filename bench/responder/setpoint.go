@@ -18,20 +18,20 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// setPointConfigs are the ways to set what is answered: a CoAP PUT to a server in user space; a request to the agent
-// for each value; lines of one request to the agent that stays open. A server that spins would leave no CPU to the
-// program that sets, where there are two.
+// setPointConfigs are the ways of setting the answer: a CoAP PUT to a server in user space; a request to the agent for
+// each value; lines of one open request to the agent. On two CPUs, a spinning server would leave no CPU to the program
+// that sets values.
 var setPointConfigs = []string{"user", "put", "feed"}
 
 const (
-	firstNumber  = 200 // of a round: three digits, as the client knows them
-	lastNumber   = 999 // ends the client
+	firstNumber  = 200 // first number of a round; the client expects three digits
+	lastNumber   = 999 // the client exits after it
 	setEvery     = 10 * time.Millisecond
-	setAfter     = 100 * time.Millisecond // the client's start
+	setAfter     = 100 * time.Millisecond // delay after the client's start
 	followAtMost = 10 * time.Minute
 )
 
-// setter sets a number and returns when it is known to be set, or, as a feed does not say so, at once.
+// setter sets a number, and returns after its confirmation; a feed has none.
 type setter struct {
 	set     func(number int) error
 	replies bool
@@ -52,7 +52,7 @@ func (c *contender) setter() (*setter, error) {
 	return c.datagrams()
 }
 
-// feed has the agent read lines from a pipe.
+// feed sends lines of a pipe to the agent.
 func (c *contender) feed() (*setter, error) {
 	lines, out := io.Pipe()
 	request, err := http.NewRequest(http.MethodPut, "http://kerb/v1/modules/responder/apps/coap/feed", lines)
@@ -69,7 +69,7 @@ func (c *contender) feed() (*setter, error) {
 				err = fmt.Errorf("feed: %s: %s", r.Status, text)
 			}
 		}
-		lines.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // ends a writer
+		lines.CloseWithError(errors.Join(err, io.ErrClosedPipe)) // unblocks a writer
 		ended <- err
 	}()
 	s := &setter{}
@@ -79,7 +79,7 @@ func (c *contender) feed() (*setter, error) {
 	return s, nil
 }
 
-// datagrams sends each number to the server, and waits for its reply.
+// datagrams sends each number to the server and waits for the reply.
 func (c *contender) datagrams() (*setter, error) {
 	s := &setter{replies: true}
 	var conn net.Conn
@@ -106,13 +106,13 @@ func (c *contender) datagrams() (*setter, error) {
 	return s, nil
 }
 
-// point is one number that was set: when that began and ended, in ns of the monotonic clock.
+// point has the begin and end of setting a number, in ns of the monotonic clock.
 type point struct {
 	number     int
 	began, set int64
 }
 
-// measureSetPoints sets values one after the other while threads ask for them.
+// measureSetPoints sets values one after the other while threads request them.
 func (e *experiment) measureSetPoints(c *contender, threads int) (samples []bench.Sample, err error) {
 	err = c.serving(c.variant, func() error {
 		s, err := c.setter()
@@ -129,7 +129,7 @@ func (e *experiment) measureSetPoints(c *contender, threads int) (samples []benc
 		points, err := s.setAll(int(e.lengths.follow / setEvery))
 		err = errors.Join(err, <-asked)
 		if err == nil {
-			err = s.set(firstNumber - 1) // of the next round all are later ones
+			err = s.set(firstNumber - 1) // lower than all numbers of the next round
 		}
 		if err = errors.Join(err, s.Close()); err != nil {
 			return err
@@ -141,7 +141,7 @@ func (e *experiment) measureSetPoints(c *contender, threads int) (samples []benc
 	return samples, err
 }
 
-// setAll sets so many numbers, and the last one.
+// setAll sets n numbers, and lastNumber.
 func (s *setter) setAll(n int) (points []point, err error) {
 	time.Sleep(setAfter)
 	for number := firstNumber; number < firstNumber+n; number++ {
@@ -162,15 +162,15 @@ func monotonic() int64 {
 	return t.Nano()
 }
 
-// setPointSamples says when each number, or a later one, was answered first, when an earlier one was answered last, and
-// how often that was the answer to a request that was sent after the number had been set.
+// setPointSamples returns when each number, or a later one, was answered first, when an earlier one was answered last,
+// and how many earlier ones answered a request that was sent after the number had been set.
 func (e *experiment) setPointSamples(c *contender, a clientReport, points []point, replies bool) []bench.Sample {
 	var took, first, old []float64
 	stale := uint64(0)
 	for _, p := range points {
 		now, before := a.since(p.number), a.until(p.number)
 		if p.began < a.Begin {
-			continue // before the client asked
+			continue // before the client's first request
 		}
 		if now.First == 0 {
 			e.run.Invalidate("%s: number %d was set, but is in no reply", c.config, p.number)
@@ -196,7 +196,7 @@ func (e *experiment) setPointSamples(c *contender, a clientReport, points []poin
 	return append(samples, bench.P50("rate", "1/s", a.rate()), bench.Count("set_points", uint64(len(first))))
 }
 
-// since is when the answer was a number or a later one, as some are replaced before a request comes.
+// since returns the observation of a number or a later one, since some are replaced before the next request.
 func (a clientReport) since(number int) (all observation) {
 	for n, h := range a.Heard {
 		if n >= number {
@@ -206,7 +206,7 @@ func (a clientReport) since(number int) (all observation) {
 	return all
 }
 
-// until is when it was an earlier one.
+// until returns the observation of earlier numbers.
 func (a clientReport) until(number int) (all observation) {
 	for n, h := range a.Heard {
 		if n < number {

@@ -21,13 +21,13 @@ func (b *busy) samples() []bench.Sample {
 	return []bench.Sample{bench.P50("client_busy", "%", b.client), bench.P50("server_busy", "%", b.server)}
 }
 
-// cpuTime is of one CPU since boot, in clock ticks.
+// cpuTime has the times of one CPU since boot, in clock ticks.
 type cpuTime struct{ idle, all float64 }
 
-// readCPUs reads the CPUs' times, by number: user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+// readCPUs returns the times by CPU number. Columns: user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
 func readCPUs(root fs.FS) map[int]cpuTime {
 	all := map[int]cpuTime{}
-	text, _ := fs.ReadFile(root, "proc/stat") // without it nothing is known
+	text, _ := fs.ReadFile(root, "proc/stat") // without it the map is empty
 	for line := range strings.Lines(string(text)) {
 		fields := strings.Fields(line)
 		if len(fields) < 9 || !strings.HasPrefix(fields[0], "cpu") {
@@ -35,7 +35,7 @@ func readCPUs(root fs.FS) map[int]cpuTime {
 		}
 		cpu, err := strconv.Atoi(fields[0][len("cpu"):])
 		if err != nil {
-			continue // the sum of all
+			continue // the sum of all CPUs
 		}
 		var t cpuTime
 		for i, field := range fields[1:9] {

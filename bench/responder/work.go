@@ -10,20 +10,20 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// Requests for computation: work/N asks for N steps, of which each takes about stepTime.
+// Requests for computation: work/N requests N steps, each of about stepTime.
 const (
 	workThreads = 120 // as published
 	workFlows   = 16
 	stepTime    = 2.5e-9 // s
-	requestTime = 10e-6  // s, of the slowest server, without computation
-	workShare   = 0.3    // of a CPU, where cost and bystanders are measured
+	requestTime = 10e-6  // s, of the slowest server without computation
+	workShare   = 0.3    // of a CPU, for measurements of cost and bystanders
 )
 
-// workRate is a number of requests per second that every config answers with ease.
+// workRate returns a rate below the capacity of every config.
 func workRate(steps int) float64 { return workShare / (requestTime + stepTime*float64(steps)) }
 
-// measureWork gives the time of a request that is alone, the published metric of many threads with what limits it, the
-// CPU time of a request, and what requests to another server on the same CPU see meanwhile.
+// measureWork measures the time of a single request, the published metric with many threads and its bottleneck, the CPU
+// time of a request, and the effect on requests to another server on the same CPU.
 func (e *experiment) measureWork(c *contender, steps int) ([]bench.Sample, error) {
 	c.steps = steps
 	var one, many, offered clientReport
@@ -56,7 +56,7 @@ func (e *experiment) measureWork(c *contender, steps int) ([]bench.Sample, error
 		offered.bystanderSamples("bystander_rtt", "bystander_lost")), nil
 }
 
-// offerAlongside sends requests at a rate, and asks for a speed limit at a port, a thousand times a second.
+// offerAlongside sends requests at a rate, and 1,000 requests/s for the speed limit to a port.
 func (e *experiment) offerAlongside(c *contender, rate float64, port int) (clientReport, error) {
 	a, err := c.client("alongside", workFlows, e.lengths.alongside, rate, strconv.Itoa(port))
 	e.check(c, a)
@@ -69,14 +69,14 @@ func (a clientReport) bystanderSamples(times, lost string) []bench.Sample {
 		bench.P50(lost, "%", 100*float64(missing)/float64(max(1, a.BystanderSent))))
 }
 
-// Requests of low priority come in any number; those of high priority are a thousand per second.
+// Requests of low priority have any rate, those of high priority 1,000 per second.
 var priorityConfigs = []string{"user", "user-priority", "kernel", "kernel-limited"}
 
-// lowRate is how many requests of low priority kernel-limited answers per second.
+// lowRate is the limit of kernel-limited for requests of low priority per second.
 const lowRate = 20_000
 
-// measurePriority times requests of high priority while there are so many of low priority. Where the two differ, high
-// ones have the next port: with a server of real-time priority, or a listener without the limit of the other.
+// measurePriority measures requests of high priority at a rate of low-priority requests. In configs with priorities,
+// the former use the next port: a server with real-time priority, or a listener without the rate limit.
 func (e *experiment) measurePriority(c *contender, low int) ([]bench.Sample, error) {
 	var a clientReport
 	port := c.port()
@@ -97,7 +97,7 @@ func (e *experiment) measurePriority(c *contender, low int) ([]bench.Sample, err
 		bench.P50("low_answered", "1/s", a.rate())), nil
 }
 
-// measureEnergy is what the processors use while requests come at a rate, and nothing spins.
+// measureEnergy measures the energy of the processors at a rate of requests, without a spinning program.
 func (e *experiment) measureEnergy(c *contender, rate int) ([]bench.Sample, error) {
 	var a clientReport
 	var joules float64

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// copies is what tools do that treat each interface by itself: every service
-// has four programs with maps of their own, as clsact filters on both hooks.
+// copies is the way of tools that handle each interface separately: every service has four programs with separate maps,
+// as clsact filters on both hooks.
 type copies struct {
 	spec     *ebpf.CollectionSpec
 	lab      *netlab.Lab
@@ -60,7 +60,7 @@ func (c *copies) attachOne(ifindex int) error {
 	return nil
 }
 
-// load puts a new copy of module i in place on both hooks.
+// load attaches a new copy of module i to both hooks.
 func (c *copies) load(s *copied, i int) error {
 	module, err := ebpf.NewCollection(c.spec)
 	if err != nil {

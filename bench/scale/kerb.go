@@ -31,7 +31,7 @@ func openKerb(lab *netlab.Lab) (Node, error) {
 	return k, k.Apply(k.modules(4)...)
 }
 
-// modules is a chain of n.
+// modules returns a chain of n modules.
 func (k *kerb) modules(n int) []any {
 	var out []any
 	for i := range n {
@@ -49,7 +49,7 @@ func (k *kerb) Attach(services []*netlab.Host) error {
 	return k.Apply(resources...)
 }
 
-// check asks the kernel, by way of the agent, whether every service runs chains in which a module is nearest to it.
+// check checks, by the agent's view of the kernel, that every service runs chains in which a module is nearest to it.
 func (k *kerb) check(nearest string) error {
 	var chains []v1.Chain
 	if err := k.Get("/v1/chains", &chains); err != nil {
@@ -57,7 +57,7 @@ func (k *kerb) check(nearest string) error {
 	}
 	points := 0
 	for _, c := range chains {
-		at := map[string]int{"egress": 0, "ingress": 3}[c.Direction] // packets to a service meet the nearest module last
+		at := map[string]int{"egress": 0, "ingress": 3}[c.Direction] // packets to a service reach the nearest module last
 		if len(c.Modules) == 4 && c.Modules[at] == nearest {
 			points += len(c.Points)
 		}
@@ -69,7 +69,7 @@ func (k *kerb) check(nearest string) error {
 	return nil
 }
 
-// Check reports whether the changes are really in effect; it is not part of what is timed.
+// Check returns an error if the changes are not in effect. It is not part of the measured time.
 func (k *kerb) Check(rechained bool) error {
 	if rechained {
 		return k.check("m3")
@@ -77,7 +77,7 @@ func (k *kerb) Check(rechained bool) error {
 	return k.check("m0")
 }
 
-// Rechain moves the last module to the front: every service gets another program.
+// Rechain moves the last module to the front, so that every service gets another program.
 func (k *kerb) Rechain() error {
 	m := node.Module("m3", k.pkg, "*", nil)
 	m.Spec.Order.Priority = 1

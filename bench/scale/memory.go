@@ -13,10 +13,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// KernelMemory is the kernel's memory on the whole machine, in bytes.
+// KernelMemory is the kernel memory of the machine in bytes.
 type KernelMemory struct {
-	Slab    int64 // that cannot be reclaimed: objects, and allocations of BPF
-	Percpu  int64 // all CPUs together
+	Slab    int64 // SUnreclaim: objects, and allocations of BPF
+	Percpu  int64 // of all CPUs
 	Vmalloc int64 // program images and large maps
 }
 
@@ -36,7 +36,7 @@ func ReadKernelMemory() (KernelMemory, error) {
 	}, nil
 }
 
-// Resident returns a process's resident memory in bytes.
+// Resident returns the resident memory of a process in bytes.
 func Resident(pid int) (int64, error) {
 	values, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -45,8 +45,7 @@ func Resident(pid int) (int64, error) {
 	return values["VmRSS"] << 10, nil
 }
 
-// settledMemory waits until frees that lag behind (RCU, work queues) are done:
-// until two readings in a row agree, at most two seconds.
+// settledMemory waits for deferred frees (RCU, work queues): until two consecutive readings agree, at most two seconds.
 func settledMemory() (int64, error) {
 	var last int64 = -1
 	for range 10 {
@@ -63,15 +62,14 @@ func settledMemory() (int64, error) {
 	return last, nil
 }
 
-// Objects counts the BPF programs and maps of the machine and adds up what the
-// kernel charges for them (memlock in fdinfo), in bytes.
+// Objects has the numbers of BPF programs and maps on the machine, and the bytes that the kernel charges for them
+// (memlock in fdinfo).
 type Objects struct {
 	Programs, Maps int
 	Charged        int64
 }
 
-// ReadObjects walks all ids; it needs CAP_SYS_ADMIN. What goes away meanwhile
-// is left out.
+// ReadObjects iterates over all ids, for which it needs CAP_SYS_ADMIN. It skips objects that are removed meanwhile.
 func ReadObjects() (Objects, error) {
 	var o Objects
 	programs := walk(ebpf.ProgramGetNextID, func(id ebpf.ProgramID) error {
@@ -103,14 +101,14 @@ func ReadObjects() (Objects, error) {
 	return o, errors.Join(programs, maps)
 }
 
-// charge adds what the kernel charges for an object, if it says that.
+// charge adds the bytes that the kernel charges for an object, if they are known.
 func (o *Objects) charge(bytes uint64, known bool) {
 	if known {
 		o.Charged += int64(bytes)
 	}
 }
 
-// walk visits all ids of a kind of object. What has gone since its id was read is no error.
+// walk visits all ids of a kind of object. It ignores objects that were removed after their id was read.
 func walk[ID ~uint32](next func(ID) (ID, error), visit func(ID) error) error {
 	for id := ID(0); ; {
 		after, err := next(id)

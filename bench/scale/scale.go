@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package scale is `kerb bench scale`: how long a chain of four modules takes
-// to reach 100 or 500 services, how long a change of it does, and what memory
-// each further service costs the kernel and the agent. The references are one
-// program shared by all services, which is the limit, and a copy of the modules
-// for each service.
+// Package scale implements `kerb bench scale`: the time to attach a chain of four modules to 100 or 500 services, the
+// time to change it, and the memory of the kernel and the agent per additional service. The references are one program
+// shared by all services, the lower limit, and a copy of the modules for each service.
 //
-// Attaching a TCX link waits for an RCU grace period with the rtnl lock held
-// (tcx_entry_sync), some 10 ms on an idle machine with two CPUs, and so does
-// detaching: that, and not loading, is what two hooks of 500 services take.
+// Attaching and detaching a TCX link wait for an RCU grace period with the rtnl lock held (tcx_entry_sync), about 10 ms
+// on an idle machine with two CPUs. For two hooks of 500 services, this takes longer than loading programs.
 package scale
 
 import (
@@ -30,22 +27,20 @@ var files embed.FS
 
 const labPrefix = "kbscale"
 
-// parallel begins the loads in which each service has a client of its own, and
-// all attach at once.
+// parallel is the prefix of loads with a client per service, which attach concurrently.
 const parallel = "parallel/"
 
 // Modules is the length of the chain.
 const Modules = 4
 
-// Node is an agent, or what stands for one, on the node of a lab.
+// Node is an agent, or a reference in its place, on the node of a lab.
 type Node interface {
-	// Attach returns when the chain of four modules is in effect on these
-	// further services. It is called by many clients at once, too.
+	// Attach returns when the chain of four modules is in effect on these additional services. It is safe for concurrent
+	// use.
 	Attach(services []*netlab.Host) error
-	// Rechain changes the chain and returns when the new one is in effect on
-	// every service.
+	// Rechain changes the chain, and returns when the new one is in effect on every service.
 	Rechain() error
-	// PID is the process whose memory counts as the agent's.
+	// PID returns the process whose memory counts as the agent's.
 	PID() int
 	Close() error
 }
@@ -153,8 +148,7 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 	}, nil
 }
 
-// measureParallel is measure for a client for each service. What the references
-// do one after the other, each client waits for.
+// measureParallel is measure with a client per service. The references handle clients sequentially.
 func measureParallel(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 	services []*netlab.Host) (_ []bench.Sample, err error) {
 	node, err := open(lab)
@@ -178,7 +172,7 @@ func measureParallel(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 	return bench.MedianAnd99("attach", "s", took), check(node, false)
 }
 
-// check checks that the changes are in effect, if the node can report it.
+// check checks that the changes are in effect, if the node supports it.
 func check(node Node, rechained bool) error {
 	if c, ok := node.(interface{ Check(rechained bool) error }); ok {
 		return c.Check(rechained)
@@ -186,14 +180,14 @@ func check(node Node, rechained bool) error {
 	return nil
 }
 
-// growth is what attaching to all services took.
+// growth is the time and memory of attaching to all services.
 type growth struct {
 	took                time.Duration
 	perService, charged float64 // bytes
 }
 
-// grow attaches to a fifth of the services and then to the rest, so that the cost of shared state is not included in
-// the cost of a further service.
+// grow attaches to a fifth of the services and then to the rest, so that the cost of an additional service excludes
+// shared state.
 func grow(node Node, services []*netlab.Host) (growth, error) {
 	first := len(services) / 5
 	start := time.Now()

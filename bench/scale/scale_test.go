@@ -29,8 +29,7 @@ func TestMemoryReadings(t *testing.T) {
 	}
 }
 
-// The references hold what they say, one program or four for each service, and
-// release it.
+// The references have one program in total, or four for each service, and release them.
 func TestReferences(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -77,7 +76,7 @@ func TestReferences(t *testing.T) {
 	}
 }
 
-// programs counts what stands on both hooks of the services.
+// programs counts the programs on both hooks of the services.
 func programs(t *testing.T, lab *netlab.Lab, services []*netlab.Host) (distinct, attached int) {
 	t.Helper()
 	ids := map[int]bool{}

@@ -13,9 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// shared is one program for all services, with one TCX link per hook: the
-// least that a chain in one program can cost. What the program does matters
-// neither to time nor to memory of a further service.
+// shared is one program for all services, with one TCX link per hook: the minimum cost of a chain in one program. Time
+// and memory of an additional service do not depend on the content of the program.
 type shared struct {
 	spec    *ebpf.CollectionSpec
 	program *ebpf.Collection

@@ -17,9 +17,9 @@ import (
 
 const expeditedFile = "/sys/kernel/rcu_expedited"
 
-// BenchmarkBystander is what attaching costs others: how late a real-time thread wakes up that sleeps for 100 us again
-// and again, while a program is attached and detached without a pause; with expedited grace periods and without, and
-// without changes. docs/operating.md has figures.
+// BenchmarkBystander measures the effect of attaching on other programs: the wakeup latency of a real-time thread that
+// repeatedly sleeps for 100 us, while a program is attached and detached continuously, with and without expedited grace
+// periods, and without changes. docs/operating.md has figures.
 func BenchmarkBystander(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root")
@@ -72,12 +72,12 @@ func report(b *testing.B, late []float64) {
 	b.ReportMetric(bench.Percentile(late, 99.9), "p99.9-us")
 }
 
-// lateness returns by how many us each of n sleeps was too long, while change is called repeatedly.
+// lateness returns the delay of each of n wakeups in us, while change is called repeatedly.
 func lateness(n int, change func()) []float64 {
 	late, done := make([]float64, n), make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // which ends with the goroutine, as it is never unlocked
+		runtime.LockOSThread() // the thread exits with the goroutine, since it is never unlocked
 		_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 50}, 0)
 		const step = 100 * time.Microsecond
 		for i := range late {

@@ -22,8 +22,8 @@ type kerb struct {
 	service     *netlab.Host
 }
 
-// openKerb starts with generation 1 of the module in the ingress chain of a service (see traffic.Stream for what the
-// module does to a packet).
+// openKerb starts with generation 1 of the module in the ingress chain of a service. traffic.Stream describes what the
+// module does to packets.
 func openKerb(lab *netlab.Lab, service *netlab.Host) (Replacer, error) {
 	n, err := node.Start(lab.Node())
 	if err != nil {
@@ -40,7 +40,7 @@ func openKerb(lab *netlab.Lab, service *netlab.Host) (Replacer, error) {
 }
 
 // SetValue changes one of 100 rules of a firewall on the service, none of which matches the stream. The first call, and
-// that after a replacement, adds the firewall.
+// the first one after a replacement, adds the firewall.
 func (k *kerb) SetValue(n int) (time.Duration, error) {
 	rules := []any{map[string]any{"action": "deny", "protocol": "udp", "dstPort": 20000 + n, "direction": "ingress"}}
 	for i := range 99 {

@@ -16,13 +16,12 @@ import (
 //go:embed *.bpf.*
 var files embed.FS
 
-// reference is the stamping module as a TCX program on the service's ingress,
-// which is the egress of its outer interface.
+// reference is the stamping module as a TCX program on the service's ingress, the egress of its outer interface.
 type reference struct {
 	spec     *ebpf.CollectionSpec
 	lab      *netlab.Lab
 	service  *netlab.Host
-	reattach bool // as tools without replacement do it: detach, then attach
+	reattach bool // detach, then attach, as tools without atomic replacement do
 	link     link.Link
 }
 

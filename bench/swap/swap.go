@@ -21,9 +21,8 @@ const labPrefix = "kbswap"
 
 const streamPort = 7411 // also in stamp.bpf.c
 
-// A round makes 200 replacements, five rounds a thousand, with a pause after
-// each in which a few hundred packets pass. Fewer are enough for a quick look,
-// and to show what detaching does.
+// A round makes 200 replacements, five rounds 1,000, with a pause after each in which a few hundred packets pass. Fewer
+// suffice for quick runs, and for the effect of detaching.
 const (
 	replacements      = 200
 	replacementsQuick = 40
@@ -31,18 +30,16 @@ const (
 	pause             = 2 * time.Millisecond
 )
 
-// Replacer is a chain that holds the stamping module on the way into a service.
+// Replacer is a chain with the stamping module on the ingress of a service.
 type Replacer interface {
-	// Replace brings a new generation of the module into effect.
+	// Replace activates a new generation of the module.
 	Replace(generation uint32) error
 	Close() error
 }
 
-// ValueSetter is a Replacer that can also change a value of a module that
-// runs, without another program.
+// ValueSetter is a Replacer that can also change a value of a running module without replacing its program.
 type ValueSetter interface {
-	// SetValue brings the value for n into effect and returns how long that
-	// took. The first one, for 0, does not count.
+	// SetValue activates the value for n and returns how long that took. The first one, for 0, is not counted.
 	SetValue(n int) (time.Duration, error)
 }
 
@@ -174,8 +171,8 @@ func replaceAll(ctx context.Context, rep Replacer, n int) ([]float64, error) {
 	return times, nil
 }
 
-// validate invalidates a run whose measurement failed: packets lost in a buffer say nothing about the hook, and
-// replacements during which no packet arrived prove nothing.
+// validate invalidates a run whose measurement failed: packets were lost in a buffer, or none arrived during
+// replacements.
 func (s subject) validate(r *bench.Run, a traffic.StreamStats) {
 	if a.Explained.Socket > 0 {
 		r.Invalidate("%s: the receiver's socket dropped %d packets", s.config, a.Explained.Socket)

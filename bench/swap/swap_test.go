@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// The stream sees every packet but those that the kernel says it had no room for, and distinguishes a hook that misses
-// packets while it is replaced from one that does not.
+// The stream receives every packet except those that the kernel counts as dropped by a full buffer. It distinguishes a
+// hook that misses packets during replacements from one that does not.
 func TestStreamUnderReplacement(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

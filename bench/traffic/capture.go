@@ -19,7 +19,7 @@ import (
 	"github.com/gopacket/gopacket/pcapgo"
 )
 
-// Link types that gopacket has no name for, https://www.tcpdump.org/linktypes.html.
+// Link types without a name in gopacket, https://www.tcpdump.org/linktypes.html.
 const (
 	ieee802154      = layers.LinkType(195)
 	ieee802154NoFCS = layers.LinkType(230)
@@ -31,7 +31,7 @@ const (
 type recorded struct {
 	iface, link int // number of the interface in the file
 	time        uint64
-	length      int // when it was captured; data may be less
+	length      int // length on the wire; data may be shorter
 	data        []byte
 }
 
@@ -39,8 +39,8 @@ type source interface {
 	ReadPacketData() ([]byte, gopacket.CaptureInfo, error)
 }
 
-// readCapture calls do for each packet of a file in the format pcap or pcapng. Times never go back: of packets that
-// several CPUs have recorded out of order, the later one counts.
+// readCapture calls do for each packet of a pcap or pcapng file. Times are monotonic: packets that several CPUs
+// recorded out of order get the later time.
 func readCapture(file string, do func(*recorded) error) error {
 	f, err := os.Open(file)
 	if err != nil {

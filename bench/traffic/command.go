@@ -60,7 +60,7 @@ func (s *settings) addLabels(c *cobra.Command) {
 	f.StringVar(&s.normal, "normal", "normal", "class of all other windows")
 }
 
-// prepare checks what the flags say together.
+// prepare checks the combination of flags.
 func (s *settings) prepare(extractor string) (*labels, error) {
 	o := &s.options
 	o.Extractor, o.ByPeer = extractor, s.peer
@@ -113,7 +113,7 @@ func windowsCommand() *cobra.Command {
 	return c
 }
 
-// write makes a table and says on standard error what it has. A file that fails half way is removed.
+// write writes a table, and a summary to standard error. It removes an incomplete file after an error.
 func (s *settings) write(cmd *cobra.Command, extractor string, l *labels, fill func(*table) error) error {
 	var to io.Writer = cmd.OutOrStdout()
 	if s.out != "" {
@@ -184,7 +184,7 @@ func replayCommand() *cobra.Command {
 	return c
 }
 
-// useWindow takes the length of windows from the model, unless a flag says it.
+// useWindow sets the length of windows to that of the model, unless a flag sets it.
 func (s *settings) useWindow(cmd *cobra.Command, d *model.Document) (err error) {
 	if d.Window == "" || cmd.Flags().Changed("window") {
 		return nil
@@ -225,8 +225,8 @@ func (s *settings) replay(to io.Writer, d *model.Document, l *labels, capture st
 	return err
 }
 
-// confusion prints how many windows of each label the model gave each class, and how many are equal. A label that is no
-// class of the model, such as attack, stands for all but the first.
+// confusion prints the number of windows by label and class, and how many are equal. A label that is no class of the
+// model, such as attack, means all classes but the first.
 func confusion(to io.Writer, classes []string, found map[[2]string]int) {
 	rows, all, equal := map[string]bool{}, 0, 0
 	for pair, n := range found {

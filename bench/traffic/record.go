@@ -61,7 +61,7 @@ func recordCommand() *cobra.Command {
 
 func modulePath(name string) string { return "/v1/modules/" + url.PathEscape(name) }
 
-// recordable returns what a module counts, if it reports each evaluation.
+// recordable returns extractor and window length of a module, or an error if it does not report each evaluation.
 func recordable(ctx context.Context, agent *client.Client, name string) (string, time.Duration, error) {
 	var m v1alpha1.Module
 	if err := agent.Call(ctx, http.MethodGet, modulePath(name), nil, &m); err != nil {

@@ -83,7 +83,7 @@ func (s *sender) send(ctx context.Context, file string, speed float64) error {
 	})
 }
 
-// frame is a packet as the interface takes it, without the FCS of IEEE 802.15.4.
+// frame returns a packet in the format of the interface, without the FCS of IEEE 802.15.4.
 func (s *sender) frame(p *recorded) []byte {
 	data := p.data
 	switch layers.LinkType(p.link) {

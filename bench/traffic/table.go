@@ -13,19 +13,19 @@ import (
 	"time"
 )
 
-// labels say which class a window has.
+// labels assign classes to windows.
 type labels struct {
 	normal string
 	all    []label
 }
 
-// label is a class of a source, from one second to another.
+// label is the class of a source during an interval in seconds.
 type label struct {
 	class, source string
-	from, to      float64 // 0, 0: always
+	from, to      float64 // 0, 0: unlimited
 }
 
-// of is the class of a window of a length: that of the first label for a time in it.
+// of returns the class of a window of a length: that of the first label whose interval overlaps it.
 func (l *labels) of(w Window, length time.Duration) string {
 	end := time.Duration(w.Time).Seconds()
 	for _, one := range l.all {
@@ -105,7 +105,7 @@ func newTable(w io.Writer, features []string, l *labels, length time.Duration) *
 	if l.known() {
 		heading = append(heading, "label")
 	}
-	_ = t.Write(heading) // an error stays until Flush
+	_ = t.Write(heading) // Flush returns an error
 	return t
 }
 

@@ -20,33 +20,34 @@ import (
 
 var be = binary.BigEndian
 
-// Options are the settings of the module's config that say what is counted.
+// Options are the settings of the module's config that determine what is counted.
 type Options struct {
 	extract.Config
 	Extractor string // rpl or flow
-	Frames    string // rpl: raw, ethernet or zep; where frames are in captures of Ethernet
+	Frames    string // rpl: raw, ethernet or zep, the encapsulation of frames in captures of Ethernet
 	EtherType uint16
 	Port      uint16 // of ZEP
-	Checksum  bool   // frames inside Ethernet end with their FCS
+	Checksum  bool   // frames inside Ethernet have an FCS
 	Local     []netip.Prefix
 }
 
-// Window is what was counted of a source. Values are in the order of the extractor's features.
+// Window has the counts of a source, in the order of the extractor's features.
 type Window struct {
-	Time   uint64 // ns since 1970, when it ended
+	Time   uint64 // end, in ns since 1970
 	Source string
 	Values []int64
 }
 
-// counter counts the packets of one interface of a capture: sources of several are distinct, as in the data plane.
+// counter counts the packets of one interface of a capture. As in the data plane, sources of different interfaces are
+// distinct.
 type counter struct {
 	*Options
 	rpl   *extract.RPL
 	flows *extract.Flows
 }
 
-// Windows calls do for the windows of a capture, by the time of their end. The last window of a source is left out if
-// the capture ends before it does. Unlike the data plane it knows any number of sources from their first packet on.
+// Windows calls do for the windows of a capture, in the order of their ends. It skips windows that end after the
+// capture. Unlike the data plane, it tracks any number of sources from their first packet on.
 func (o *Options) Windows(file string, do func(Window) error) error {
 	counters, slice := map[int]*counter{}, uint64(0)
 	length := uint64(o.Window)
@@ -117,7 +118,7 @@ func (c *counter) frame(p *recorded) error {
 	return nil
 }
 
-// inEthernet is the 802.15.4 frame, with its FCS, in one of Ethernet.
+// inEthernet returns the 802.15.4 frame, with its FCS, in an Ethernet frame.
 func (c *counter) inEthernet(b []byte) []byte {
 	head := packet.Dissect(b)
 	if c.Frames == "ethernet" {
@@ -136,7 +137,7 @@ func (c *counter) inEthernet(b []byte) []byte {
 	return zep(udp[8:])
 }
 
-// zep is the frame in a message of the ZigBee encapsulation protocol, as Wireshark has it.
+// zep returns the frame in a message of the ZigBee encapsulation protocol, as decoded by Wireshark.
 func zep(b []byte) []byte {
 	header, length := 16, 15
 	switch {
@@ -167,7 +168,7 @@ func (c *counter) flow(p *recorded) error {
 	default:
 		return fmt.Errorf("link type %d: extractor flow supports Ethernet (1) and IP (101)", p.link)
 	}
-	if missing := p.length - len(p.data); missing > 0 { // only headers are read, and lengths
+	if missing := p.length - len(p.data); missing > 0 { // only headers and lengths are read
 		b = append(slices.Clip(b), make([]byte, missing)...)
 	}
 	head := packet.Dissect(b)
@@ -214,7 +215,7 @@ func (o *Options) isLocal(a netip.Addr) bool {
 	return slices.ContainsFunc(o.Local, func(p netip.Prefix) bool { return p.Contains(a.Unmap()) })
 }
 
-// nodeName and flowName are the names that sources have in the API of the module.
+// nodeName and flowName return the names of sources in the API of the module.
 func nodeName(n extract.Node) string {
 	a := [16]byte{0xfe, 0x80}
 	be.PutUint64(a[8:], n.ID)
@@ -235,7 +236,7 @@ func flowName(f extract.Flow) string {
 		netip.AddrPortFrom(f.Local.Unmap(), f.LocalPort))
 }
 
-// seconds is a time as tables have it.
+// seconds formats a time for tables.
 func seconds(ns uint64) string {
 	return strconv.FormatFloat(time.Duration(ns).Seconds(), 'f', -1, 64)
 }

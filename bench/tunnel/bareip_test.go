@@ -25,11 +25,11 @@ const (
 
 // bare is a kind of underlay interface without a link header.
 type bare struct {
-	// probe is a shell script that fails where the kernel lacks the kind; ip is iproute2.
+	// probe is a shell script that fails if the kernel lacks the kind; ip is iproute2.
 	probe string
 	// add creates both devices; start runs when they are up.
 	add func(t *testing.T, g *topology) (start func(), err error)
-	// carrier is what the wire between the nodes carries instead of the packets of the device; zero: nothing.
+	// carrier selects the packets on the wire that carry those of the device; zero: none.
 	carrier carrier
 }
 
@@ -51,8 +51,9 @@ var deviceAddrs = map[bool][2]netip.Prefix{
 	true:  {netip.MustParsePrefix("2001:db8:51::1/64"), netip.MustParsePrefix("2001:db8:51::2/64")},
 }
 
-// Underlay interfaces without link header. Everything arrives, fragments included, and the wire below carries none of
-// it in clear. TUN devices, whose packets a process carries over, exist everywhere; the kernel matrix has the others.
+// Underlay interfaces without a link header: all packets arrive, including fragments, and the wire below carries none
+// of them in clear. TUN devices, whose packets a process forwards, exist on all kernels; the kernel matrix tests the
+// others.
 func TestTunnelOverBareIP(t *testing.T) {
 	number := 24
 	for name, kind := range bares {
@@ -71,7 +72,7 @@ func TestTunnelOverBareIP(t *testing.T) {
 	}
 }
 
-// needs skips a test where a script fails in a namespace of its own. The kernel matrix has everything.
+// needs skips a test if a script fails in a new namespace. The kernel matrix supports all kinds.
 func needs(t *testing.T, script string) {
 	t.Helper()
 	cmd := exec.Command("unshare", "--net", "sh", "-c", strings.ReplaceAll(script, "ip ", iproute2()+" "))
@@ -105,7 +106,7 @@ func setupBare(t *testing.T, g *topology, kind bare) error {
 	return startKerb(g, !g.ip6, configOf, func(*netlab.Lab) string { return device })
 }
 
-// overBareIP sends everything that services may send.
+// overBareIP sends all kinds of packets of services.
 func overBareIP(t *testing.T, g *topology) {
 	mtu := deviceMTU - 40
 	if g.ip6 {
@@ -130,7 +131,7 @@ func overBareIP(t *testing.T, g *topology) {
 	}
 }
 
-// addTUN lets a process carry what one device sends to the other one.
+// addTUN creates devices whose packets a process forwards to the peer device.
 func addTUN(t *testing.T, g *topology) (start func(), err error) {
 	var ends [2]*os.File
 	for i, lab := range g.labs {
@@ -145,7 +146,7 @@ func addTUN(t *testing.T, g *topology) (start func(), err error) {
 	}, nil
 }
 
-// carry ends when the devices are closed.
+// carry copies packets until the devices are closed.
 func carry(from, to *os.File) {
 	packet := make([]byte, 1<<16)
 	for {

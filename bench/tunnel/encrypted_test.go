@@ -23,7 +23,7 @@ import (
 // wireGuardPort is the UDP port of both nodes.
 const wireGuardPort = 51820
 
-// addWireGuard creates the interfaces with fresh keys and one peer each, by the wire's addresses.
+// addWireGuard creates the interfaces with new keys and one peer each, at the addresses of the wire.
 func addWireGuard(t *testing.T, g *topology) (start func(), err error) {
 	var keys [2]*ecdh.PrivateKey
 	for i := range keys {
@@ -59,7 +59,7 @@ const (
 	wgAllowedIPMask   = 3
 )
 
-// setWireGuard gives the device its key and a peer that may send from any address.
+// setWireGuard sets the device's key, and a peer with all addresses allowed.
 func setWireGuard(private *ecdh.PrivateKey, public *ecdh.PublicKey, endpoint netip.AddrPort) error {
 	family, err := netlink.GenlFamilyGet("wireguard")
 	if err != nil {
@@ -86,7 +86,7 @@ func setWireGuard(private *ecdh.PrivateKey, public *ecdh.PublicKey, endpoint net
 	return err
 }
 
-// sockaddr is a struct sockaddr_in or sockaddr_in6.
+// sockaddr returns a struct sockaddr_in or sockaddr_in6.
 func sockaddr(a netip.AddrPort) []byte {
 	out, at := make([]byte, unix.SizeofSockaddrInet4), 4
 	binary.NativeEndian.PutUint16(out, unix.AF_INET)
@@ -99,7 +99,7 @@ func sockaddr(a netip.AddrPort) []byte {
 	return out
 }
 
-// xfrmState is a command of iproute2 that adds a security association of AES-GCM for XFRM interfaces with if_id 1.
+// xfrmState returns the iproute2 command that adds an AES-GCM security association for XFRM interfaces with if_id 1.
 func xfrmState(src, dst string, spi int) string {
 	const state = "xfrm state add src %s dst %s proto esp spi %d reqid 1 mode tunnel if_id 1 "
 	const aead = `aead rfc4106\(gcm\(aes\)\) 0x%s 128`
@@ -124,13 +124,13 @@ func addXFRM(t *testing.T, g *topology) (start func(), err error) {
 	return func() {}, nil
 }
 
-// carrier are the packets that an encrypted underlay sends over the wire: a protocol, and for UDP a port.
+// carrier describes the packets of an encrypted underlay on the wire: a protocol, and for UDP a port.
 type carrier struct {
 	proto uint8
 	port  uint16
 }
 
-// filter accepts all frames but those of the carrier.
+// filter returns a socket filter that accepts all frames except those of the carrier.
 func (c carrier) filter(ip6 bool) ([]bpf.RawInstruction, error) {
 	etherType, protocol, ports := uint32(unix.ETH_P_IP), uint32(14+9), uint32(14+20)
 	if ip6 {
@@ -184,7 +184,7 @@ func tap(t *testing.T, g *topology, c carrier) *wiretap {
 	return w
 }
 
-// check fails if the wire carried anything in clear, or if what the tunnel received has not come over device and wire.
+// check fails if the wire carried anything in clear, or if packets of the tunnel bypassed device and wire.
 func (w *wiretap) check(t *testing.T, g *topology) {
 	t.Helper()
 	w.untilMarker(t, g)
@@ -203,7 +203,7 @@ func (w *wiretap) check(t *testing.T, g *topology) {
 	}
 }
 
-// untilMarker reads frames up to one that is sent in clear, which the tap must see.
+// untilMarker reads frames up to a marker sent in clear, which the tap must capture.
 func (w *wiretap) untilMarker(t *testing.T, g *topology) {
 	t.Helper()
 	marker := []byte("sent in clear")
@@ -232,7 +232,7 @@ func (w *wiretap) untilMarker(t *testing.T, g *topology) {
 	}
 }
 
-// resolves reports whether a frame is of ARP, or of ICMPv6 for neighbours, routers and groups on the wire.
+// resolves reports whether a frame is ARP, or ICMPv6 for neighbours, routers or multicast groups.
 func resolves(frame []byte) bool {
 	const icmp = 14 + 40
 	switch binary.BigEndian.Uint16(frame[12:]) {
@@ -246,7 +246,7 @@ func resolves(frame []byte) bool {
 	return false
 }
 
-// received is how many packets an interface of a node has received.
+// received returns the number of packets that an interface of a node has received.
 func (g *topology) received(t *testing.T, node int, name string) (n uint64) {
 	t.Helper()
 	err := g.labs[node].Node().Do(func() error {

@@ -17,7 +17,7 @@ func setupKerb(g *topology, authenticated bool) error {
 	return startKerb(g, authenticated, func(int) map[string]any { return map[string]any{} }, g.wire.Interface)
 }
 
-// startKerb starts the agents with the configuration of each node, to which the nodes and perhaps a key are added.
+// startKerb starts the agents with the configuration of each node, and adds the nodes and, if authenticated, a key.
 func startKerb(g *topology, authenticated bool, configOf func(node int) map[string]any,
 	underlay func(*netlab.Lab) string) error {
 	secret := make([]byte, 16)
@@ -51,7 +51,7 @@ func startKerb(g *topology, authenticated bool, configOf func(node int) map[stri
 	return nil
 }
 
-// nodeConfig is a node with the addresses of its services.
+// nodeConfig returns a node with the addresses of its services.
 func nodeConfig(g *topology, i int) map[string]any {
 	return map[string]any{"address": g.node(i).String(), "subnets": []any{plans[i][0].String(), plans[i][1].String()}}
 }

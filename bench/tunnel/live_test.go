@@ -22,8 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/tunnel"
 )
 
-// underlays are what lies between the nodes. Services have the MTU of the underlay, as those have that know of no
-// tunnel.
+// underlays are the networks between the nodes. Services have the MTU of the underlay, as if there were no tunnel.
 var underlays = map[string]struct {
 	load
 	mac bool
@@ -35,8 +34,8 @@ var underlays = map[string]struct {
 	"IPv6, jumbo":   {load{ip6: true, underlay: 9000, service: 9000}, false, 9000 - 52},
 }
 
-// Whatever two services say to each other arrives, in both families, over both underlays, at sizes up to what fits; and
-// what does not fit is answered, so that the sender knows.
+// Packets of all kinds between two services arrive, in both address families, over both underlays, up to the MTU.
+// Larger packets are answered with ICMP errors, so that the sender learns the MTU.
 func TestTunnelCarriesEverything(t *testing.T) {
 	number := 5
 	for name, u := range underlays {
@@ -61,7 +60,7 @@ func TestTunnelCarriesEverything(t *testing.T) {
 	}
 }
 
-// The kernel's own tunnel devices do the wrapping, made as docs/tunnel.md says.
+// The kernel's tunnel devices encapsulate, configured as in docs/tunnel.md.
 func TestTunnelByDevice(t *testing.T) {
 	number := 10
 	for _, kind := range []string{"vxlan", "geneve"} {
@@ -92,8 +91,7 @@ func TestTunnelByDevice(t *testing.T) {
 	}
 }
 
-// awaitReachable waits until the services reach each other: the first packets meet a node that does not know its
-// services yet.
+// awaitReachable waits until the services reach each other, since nodes may not know their services yet.
 func awaitReachable(t *testing.T, g *topology) {
 	t.Helper()
 	for _, to := range []netip.Addr{g.server.Addr4(), g.server.Addr6()} {
@@ -102,8 +100,7 @@ func awaitReachable(t *testing.T, g *topology) {
 	}
 }
 
-// iproute2 is its path: by the mere name busybox would run an ip of its own, which makes such devices without
-// "external".
+// iproute2 returns the path of ip. By name only, busybox would run its own ip, which ignores "external".
 func iproute2() string {
 	path, err := exec.LookPath("ip")
 	if err != nil {
@@ -112,7 +109,7 @@ func iproute2() string {
 	return path
 }
 
-// haveDevice tries in a namespace that ends with the command.
+// haveDevice creates the device in a temporary namespace.
 func haveDevice(kind string) bool {
 	return exec.Command("unshare", "--net", iproute2(), "link", "add", "overlay0", "type", kind, "external").Run() == nil
 }
@@ -136,7 +133,7 @@ func setupDevice(g *topology, kind string, mtu int) error {
 	return startKerb(g, false, configOf, func(*netlab.Lab) string { return device })
 }
 
-// counts are those of both nodes, and what full queues of the machine have dropped.
+// counts are the counts of both nodes, and the drops of full queues on the machine.
 type counts struct {
 	nodes [2]tunnel.Node
 	full  uint64
@@ -151,14 +148,14 @@ func read(t *testing.T, g *topology) counts {
 	return counts{[2]tunnel.Node{stats(t, g, 0), stats(t, g, 1)}, losses.Backlog}
 }
 
-// settled are the counts when nothing is on its way any more.
+// settled returns the counts after all packets in flight have arrived.
 func settled(t *testing.T, g *topology) (now counts) {
 	t.Helper()
 	for before := (counts{}); ; before = now {
 		if now = read(t, g); now.moved() == before.moved() {
 			return now
 		}
-		time.Sleep(again) // what is on its way arrives between two readings
+		time.Sleep(again) // packets in flight arrive between two readings
 	}
 }
 
@@ -174,12 +171,12 @@ func (c counts) lost(before counts) int64 {
 }
 
 // check reports packets of the other node that were dropped since before, and packets that no node received, except
-// those that found a queue full. The last ones may be in flight.
+// those dropped by full queues. It waits for packets in flight.
 func (c counts) check(t *testing.T, g *topology) {
 	t.Helper()
 	now := read(t, g)
 	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
-		time.Sleep(20 * time.Millisecond) // the rest is on its way
+		time.Sleep(20 * time.Millisecond) // the rest is in flight
 	}
 	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+
 		c.nodes[1].Errors ||
@@ -188,7 +185,7 @@ func (c counts) check(t *testing.T, g *topology) {
 	}
 }
 
-// stats are what a node knows of the other one.
+// stats returns a node's status of the other one.
 func stats(t *testing.T, g *topology, i int) tunnel.Node {
 	t.Helper()
 	var report tunnel.Report
@@ -212,7 +209,7 @@ type live struct {
 	mtu int
 }
 
-// patience ends tests that hang, and streamed is how many bytes a stream has; emulated machines are 10 to 20 times
+// patience is the timeout of tests, streamed the number of bytes of a stream; emulated machines are 10 to 20 times
 // slower.
 var patience, streamed = 30 * time.Second, 8 << 20
 
@@ -224,7 +221,7 @@ func init() {
 
 const (
 	livePort = 7000
-	again    = 200 * time.Millisecond // is when a packet is sent again that may be lost
+	again    = 200 * time.Millisecond // retransmission interval for packets that may be lost
 )
 
 func within[T any](l *live, h *netlab.Host, open func() (T, error)) (out T) {
@@ -235,7 +232,7 @@ func within[T any](l *live, h *netlab.Host, open func() (T, error)) (out T) {
 	return out
 }
 
-// headers are IP and UDP.
+// headers returns the length of the IP and UDP headers.
 func (l *live) headers() int {
 	if l.to.Is4() {
 		return 28
@@ -243,7 +240,7 @@ func (l *live) headers() int {
 	return 48
 }
 
-// ping sends ICMP echoes, five a second, and gets an answer.
+// ping sends five ICMP echo requests per second until a reply arrives.
 func (l *live) ping() {
 	l.Helper()
 	family, proto, request, answer, head := unix.AF_INET, unix.IPPROTO_ICMP, byte(8), byte(0), 20
@@ -286,7 +283,7 @@ func sum(data []byte) uint16 {
 	return ^uint16(n>>16 + n&0xffff)
 }
 
-// bind is where the server listens, in the family of the address that the client uses.
+// bind returns the server's address, in the family that the client uses.
 func (l *live) bind() netip.AddrPort {
 	if l.to.Is4() {
 		return netip.AddrPortFrom(l.server.Addr4(), livePort)
@@ -294,7 +291,7 @@ func (l *live) bind() netip.AddrPort {
 	return netip.AddrPortFrom(l.server.Addr6(), livePort)
 }
 
-// echo is a UDP server that sends everything back.
+// echo starts a UDP echo server.
 func (l *live) echo() net.PacketConn {
 	l.Helper()
 	server := within(l, l.server, func() (net.PacketConn, error) {
@@ -307,7 +304,7 @@ func (l *live) echo() net.PacketConn {
 			if err != nil {
 				return
 			}
-			_, _ = server.WriteTo(buffer[:n], from) // what it learns of the MTU may be an error
+			_, _ = server.WriteTo(buffer[:n], from) // errors may report the MTU
 		}
 	}()
 	return server
@@ -321,8 +318,8 @@ func (l *live) dial(network string) net.Conn {
 	})
 }
 
-// learnsMTU sends a datagram that is one byte too large, and asks the kernel of the client, and by an answer that of
-// the server, what it knows then.
+// learnsMTU sends a datagram that is one byte too large, and checks the path MTU that the client's kernel has learned.
+// With an answer, it checks the server's.
 func (l *live) learnsMTU() {
 	l.Helper()
 	server := l.echo()
@@ -340,7 +337,7 @@ func (l *live) learnsMTU() {
 	known := 0
 	for end := time.Now().Add(patience); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
-		time.Sleep(10 * time.Millisecond) // the answer is on its way
+		time.Sleep(10 * time.Millisecond) // the answer is in flight
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
 		if known == l.mtu {
 			return
@@ -349,7 +346,7 @@ func (l *live) learnsMTU() {
 	l.Errorf("the client's path MTU is %d, %v; want %d", known, err, l.mtu)
 }
 
-// datagrams of many sizes come back, those that have to be fragmented inside too.
+// datagrams checks that datagrams of many sizes are echoed, including those that are fragmented inside the tunnel.
 func (l *live) datagrams() {
 	l.Helper()
 	server := l.echo()
@@ -365,7 +362,8 @@ func (l *live) datagrams() {
 	}
 }
 
-// roundTrip sends a datagram. One that has to be fragmented may be lost until its sender knows the MTU.
+// roundTrip sends a datagram and receives its echo. One that must be fragmented may be lost until its sender has
+// learned the MTU.
 func (l *live) roundTrip(client net.Conn, data []byte, first bool) bool {
 	got := make([]byte, 1<<16)
 	for try := 0; try < 50 && (try == 0 || !first); try++ {
@@ -389,7 +387,7 @@ func (l *live) roundTrip(client net.Conn, data []byte, first bool) bool {
 	return false
 }
 
-// stream sends some megabytes over TCP and back.
+// stream sends some megabytes over TCP in both directions.
 func (l *live) stream() {
 	l.Helper()
 	listener := within(l, l.server, func() (net.Listener, error) {
@@ -402,7 +400,7 @@ func (l *live) stream() {
 			return
 		}
 		defer conn.Close()
-		_, _ = io.Copy(conn, conn) // the client counts
+		_, _ = io.Copy(conn, conn) // the client checks the bytes
 	}()
 	client := l.dial("tcp")
 	defer client.Close()
@@ -411,7 +409,7 @@ func (l *live) stream() {
 	for i := range data {
 		data[i] = byte(i * 7 >> 3)
 	}
-	go func() { _, _ = client.Write(data) }() // what is missing is seen below
+	go func() { _, _ = client.Write(data) }() // missing bytes are detected below
 	got := make([]byte, len(data))
 	if n, err := io.ReadFull(client, got); err != nil || !bytes.Equal(got, data) {
 		l.Errorf("%d of %d bytes came back, %v", n, len(data), err)

@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// each calls do in the namespace of both nodes.
+// each calls do in the namespaces of both nodes.
 func (g *topology) each(do func(node int) error) error {
 	for i, lab := range g.labs {
 		if err := lab.Node().Do(func() error { return do(i) }); err != nil {
@@ -21,7 +21,7 @@ func (g *topology) each(do func(node int) error) error {
 	return nil
 }
 
-// routeTo leads to the services of the other node, by an interface and perhaps a gateway.
+// routeTo adds routes to the services of the other node, via an interface and an optional gateway.
 func (g *topology) routeTo(node int, device string, gateway netip.Addr) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
@@ -42,8 +42,8 @@ func (g *topology) routeTo(node int, device string, gateway netip.Addr) error {
 	return nil
 }
 
-// routedNetworks are the networks that a node routes to the other one. A user-space proxy answers for the virtual
-// addresses.
+// routedNetworks returns the networks that a node routes to the other one. With a user-space proxy, these include the
+// virtual addresses.
 func (g *topology) routedNetworks(node int) []netip.Prefix {
 	if !g.proxied {
 		return plans[1-node][:]
@@ -57,7 +57,7 @@ func (g *topology) routedNetworks(node int) []netip.Prefix {
 	return all
 }
 
-// setupRoutes has the underlay carry the services' packets as they are.
+// setupRoutes routes the services' packets over the underlay without encapsulation.
 func setupRoutes(g *topology) error {
 	return g.each(func(i int) error {
 		return g.routeTo(i, g.wire.Interface(g.labs[i]), g.node(1-i))
@@ -70,7 +70,7 @@ const (
 	vxlanNetwork = 7
 )
 
-// setupVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
+// setupVXLAN connects the nodes by the kernel's VXLAN with one static peer, its fastest form.
 func setupVXLAN(g *topology) error {
 	err := g.each(func(i int) error {
 		attrs := netlink.NewLinkAttrs()
@@ -104,7 +104,7 @@ func setupVXLAN(g *topology) error {
 	})
 }
 
-// overlay are the nodes' addresses inside the VXLAN.
+// overlay has the nodes' addresses inside the VXLAN.
 var overlay = [2][2]netip.Prefix{
 	{netip.MustParsePrefix("10.80.0.1/24"), netip.MustParsePrefix("fd80::1/64")},
 	{netip.MustParsePrefix("10.80.0.2/24"), netip.MustParsePrefix("fd80::2/64")},

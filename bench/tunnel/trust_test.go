@@ -30,7 +30,7 @@ func (g *topology) onNode(t *testing.T, i int, args string) {
 	}
 }
 
-// encrypted is the condition Encrypted of the tunnel on a node; empty if there is none.
+// encrypted returns the condition Encrypted of the tunnel on a node, or an empty one.
 func encrypted(t *testing.T, g *topology, i int) v1alpha1.Condition {
 	t.Helper()
 	var m v1alpha1.Module
@@ -44,7 +44,7 @@ func encrypted(t *testing.T, g *topology, i int) v1alpha1.Condition {
 	return m.Status.Conditions[at]
 }
 
-// echoes sends datagrams to the server's node without waiting for an answer.
+// sendDatagrams sends datagrams to the server's node without waiting for an answer.
 func (l *live) sendDatagrams(n int) {
 	l.Helper()
 	client := l.dial("udp")
@@ -54,7 +54,7 @@ func (l *live) sendDatagrams(n int) {
 	}
 }
 
-// While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the
+// While an IPsec policy matches the outer packets, none are sent or accepted, also if the policy is added while the
 // tunnel runs.
 func TestTunnelObeysIPsecPolicies(t *testing.T) {
 	way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, true) }}
@@ -85,7 +85,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 			t.Errorf("policy %s: %d packets have passed in the clear", c.direction,
 				now.nodes[1].ReceivedPackets-before.nodes[1].ReceivedPackets)
 		}
-		// The operator exempts the tunnel, in the way that IPsec daemons do, and then removes both.
+		// The operator exempts the tunnel, as IPsec daemons do, and then removes both policies.
 		g.onNode(t, c.at, strings.Replace(policy("add", c.direction, 0, 1), "/32", "/31", 2)+" action allow priority 0")
 		g.onNode(t, c.at, policy("delete", c.direction, 0, 1))
 		wait.Until(t, "no condition", func() bool { return encrypted(t, g, c.at).Status == "" })
@@ -94,7 +94,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 	}
 }
 
-// dropsOf is how many packets a module on a node has dropped for a reason.
+// dropsOf returns the number of packets that a module on a node has dropped for a reason.
 func dropsOf(t *testing.T, g *topology, i int, module, reason string) (n uint64) {
 	t.Helper()
 	var m v1alpha1.Module
@@ -109,7 +109,7 @@ func dropsOf(t *testing.T, g *topology, i int, module, reason string) (n uint64)
 	return
 }
 
-// pathDiscovery has a socket set DF or not.
+// pathDiscovery sets a socket's path MTU discovery mode, which determines DF.
 func (l *live) pathDiscovery(conn net.Conn, how int) {
 	l.Helper()
 	raw, err := conn.(*net.UDPConn).SyscallConn()
@@ -124,8 +124,8 @@ func (l *live) pathDiscovery(conn net.Conn, how int) {
 	}
 }
 
-// Datagrams of senders that set no DF, and do not listen to ICMP, arrive at any size, with the right content: the
-// receiving kernel checks the UDP checksum of each.
+// Datagrams of senders that do not set DF, and ignore ICMP, arrive unchanged at any size. The receiving kernel verifies
+// their UDP checksums.
 func TestTunnelFragmentsWithoutDF(t *testing.T) {
 	number := 21
 	for name, u := range map[string]struct {

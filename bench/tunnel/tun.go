@@ -20,7 +20,7 @@ var tunFiles embed.FS
 const (
 	tunDevice = "tun0"
 	tunPort   = 50104
-	// What is left of a UDP datagram for a large packet.
+	// The maximum size of a packet in a UDP datagram.
 	tunLargest = 60000
 )
 
@@ -37,7 +37,7 @@ func setupTUN(g *topology) error {
 	})
 }
 
-// startTUN starts a command on each node, and routes into their devices, which end with them.
+// startTUN starts a command on each node, and adds routes to their devices, which are removed when they exit.
 func (g *topology) startTUN(command func(node int) []string) error {
 	for i, lab := range g.labs {
 		line := command(i)

@@ -18,11 +18,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// load is what the packets look like.
+// load has the properties of packets.
 type load struct {
-	ip6      bool // services and underlay
+	ip6      bool // of services and underlay
 	underlay int  // MTU in bytes
-	service  int  // the same for all configs: what fits with the largest headers, those of VXLAN
+	service  int  // MTU of services, the same for all configs: that of the largest headers, VXLAN's
 	virtual  bool // the client uses the server's virtual address
 }
 
@@ -46,11 +46,11 @@ func init() {
 	})
 }
 
-// config is one way to the other node.
+// config is one path to the other node.
 type config struct {
 	name  string
 	quick bool                  // measured in a quick run, too
-	setup func(*topology) error // what it starts ends with the ground
+	setup func(*topology) error // its resources are closed with the topology
 }
 
 var configs = []config{
@@ -97,7 +97,7 @@ func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) er
 	return r.Interleave(ctx, name, trials...)
 }
 
-// topology is two nodes with a wire between them, and a service on each.
+// topology is two connected nodes with a service on each.
 type topology struct {
 	bench.Closers
 	load
@@ -107,16 +107,16 @@ type topology struct {
 	group          *path.Group
 	path           *path.Path
 	agents         []*node.Node // of Kerb, by node
-	proxied        bool         // a user-space proxy answers for the virtual addresses
+	proxied        bool         // a user-space proxy translates the virtual addresses
 }
 
-// plans are the services' networks by node.
+// plans has the services' networks by node.
 var plans = [2][2]netip.Prefix{
 	{netip.MustParsePrefix("10.81.0.0/16"), netip.MustParsePrefix("fd81::/64")},
 	{netip.MustParsePrefix("10.82.0.0/16"), netip.MustParsePrefix("fd82::/64")},
 }
 
-// open is prepare with the server's side of the measurements running.
+// open is prepare, and starts the servers of the measurements.
 func open(c config, l load, number int) (*topology, error) {
 	g, err := prepare(c, l, number)
 	if err != nil {
@@ -131,13 +131,13 @@ func prepare(c config, l load, number int) (*topology, error) {
 	return g, g.CloseOn(g.build(fmt.Sprintf("kbtn%d", number), c))
 }
 
-// build orders what it makes so that Close can undo it: processes of the way end before the labs that they run in, and
-// these before the cgroup that counts their time.
+// build creates resources in an order that Close can reverse: it stops processes before it removes their labs, and
+// these before the cgroup.
 func (g *topology) build(prefix string, c config) (err error) {
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
-	g.Later(g.group.Close) // when nothing of the labs runs in it any more
+	g.Later(g.group.Close) // after all processes of the labs
 	for i, name := range []string{prefix + "a", prefix + "b"} {
 		g.labs[i], err = netlab.Open(name, netlab.Options{OwnNode: true, Gateway: true, Plan4: plans[i][0],
 			Plan6: plans[i][1]})
@@ -164,7 +164,7 @@ func (g *topology) build(prefix string, c config) (err error) {
 	return nil
 }
 
-// addr is a host's address in the family of the load.
+// addr returns a host's address in the family of the load.
 func (g *topology) addr(h *netlab.Host) netip.Addr {
 	if g.ip6 {
 		return h.Addr6()
@@ -172,7 +172,7 @@ func (g *topology) addr(h *netlab.Host) netip.Addr {
 	return h.Addr4()
 }
 
-// node is a node's address on the underlay in the family of the load.
+// node returns a node's address on the underlay in the family of the load.
 func (g *topology) node(i int) netip.Addr {
 	if g.ip6 {
 		return g.wire.Addr6(g.labs[i])

@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 
-// ready makes the nodes of a config, by open or prepare, and closes them after the test.
+// ready creates the nodes of a config with open or prepare, and closes them after the test.
 func ready(t *testing.T, by func(config, load, int) (*topology, error), c config, l load, number int) *topology {
 	t.Helper()
 	if os.Geteuid() != 0 {

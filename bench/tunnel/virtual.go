@@ -16,16 +16,16 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// VirtualLoads are those in which the client reaches a server on another node by a virtual address.
+// VirtualLoads are the loads in which the client reaches a server on another node by a virtual address.
 var VirtualLoads = []string{"two-nodes-virtual/ipv4", "two-nodes-virtual/ipv6"}
 
-// virtual are the virtual addresses of the services, by node.
+// virtual has the virtual addresses of the services by node.
 var virtual = [2][2]netip.Addr{
 	{netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff:2000::1")},
 	{netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")},
 }
 
-// virtualConfigs are ways to a virtual address of another node. direct is the limit: routes, and the server's own
+// virtualConfigs are paths to a virtual address on another node. direct is the limit: routes, and the server's own
 // address.
 var virtualConfigs = []config{
 	{"direct", true, setupRoutes},
@@ -54,7 +54,7 @@ func RunLong(ctx context.Context, r *bench.Run, load string) error {
 	return path.RunLong(ctx, r, load, ways)
 }
 
-// virtualOf is a service's virtual address in the family of the load.
+// virtualOf returns a service's virtual address in the family of the load.
 func (g *topology) virtualOf(node int) netip.Addr {
 	if g.ip6 {
 		return virtual[node][1]
@@ -62,7 +62,7 @@ func (g *topology) virtualOf(node int) netip.Addr {
 	return virtual[node][0]
 }
 
-// setupVirtual has the proxy on each node, in front of the tunnel.
+// setupVirtual deploys the proxy on each node, before the tunnel.
 func setupVirtual(g *topology) error {
 	if err := setupKerb(g, false); err != nil {
 		return err
@@ -76,7 +76,7 @@ func setupVirtual(g *topology) error {
 	return nil
 }
 
-// virtualServices are one for the service of each node.
+// virtualServices returns a virtual service for the service of each node.
 func virtualServices(g *topology) (all []any) {
 	for i, h := range []*netlab.Host{g.client, g.server} {
 		var addresses []v1.VirtualAddress
@@ -93,7 +93,7 @@ func virtualServices(g *topology) (all []any) {
 	return all
 }
 
-// setupNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
+// setupNFTables loads kube-proxy's rules on the client's node, before the kernel's VXLAN.
 func setupNFTables(g *topology) error {
 	if err := setupVXLAN(g); err != nil {
 		return err
@@ -102,7 +102,7 @@ func setupNFTables(g *topology) error {
 	return contender.Feed(g.labs[0].Node(), rules, "nft", "-f", "-")
 }
 
-// setupGoroutines has the user-space proxy and tunnel in one that is built like NetManager.
+// setupGoroutines starts the user-space proxy and tunnel in one program, with the structure of NetManager.
 func setupGoroutines(g *topology) error {
 	g.proxied = true
 	program, err := contender.Goroutines(tunDevice)

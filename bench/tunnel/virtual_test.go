@@ -18,14 +18,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Ports that the firewall of the client denies, and that of the server.
+// Ports that the client's firewall and the server's firewall deny.
 const (
 	deniedPort = livePort + 1
 	closedPort = livePort + 2
 )
 
-// With proxy and firewall in the default order, a service reaches one on another node by its virtual address, through
-// the tunnel; from either node to the other. The firewalls track connections; what they deny reaches no service.
+// With proxy and firewall in the default order, services reach those on the other node by virtual addresses through the
+// tunnel, in both directions. The firewalls track connections; denied packets reach no service.
 func TestVirtualAddressThroughTunnel(t *testing.T) {
 	way := config{name: "kerb", setup: func(g *topology) error { return setupKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 30)
@@ -78,7 +78,8 @@ func (g *topology) publish(t *testing.T) {
 	}
 }
 
-// denied sends what the client's firewall denies by the virtual address, then what the server's firewall denies.
+// denied sends packets to the virtual address that the client's firewall denies, then packets that the server's
+// firewall denies.
 func (l *live) denied(node int) {
 	l.Helper()
 	const sent = 5

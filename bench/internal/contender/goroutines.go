@@ -13,12 +13,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
-// goProxy as the first argument has this program run as a user-space proxy that is built like Oakestra's NetManager
-// (oakestra/oakestra-net, node-net-manager/proxy): a goroutine reads a packet per system call into memory of its own, a
-// second one translates what leaves, a third one what arrives, and writes it; channels of 1,000 packets between them;
-// each translation decodes the packet, asks tables behind a lock, and makes a new packet with checksums computed over
-// all of it. Left out is what would make it slower still: the packet library, a log line per packet, fragments, and the
-// choice of an instance.
+// goProxy as the first argument makes this program run as a user-space proxy with the structure of Oakestra's
+// NetManager (oakestra/oakestra-net, node-net-manager/proxy). One goroutine reads one packet per system call into newly
+// allocated memory, a second one translates outgoing packets, a third one translates and writes incoming packets.
+// Channels of 1,000 packets connect them. Each translation decodes the packet, looks up tables under a lock, and builds
+// a new packet with checksums over all of it. Parts that would slow it down further are left out: the packet library, a
+// log line per packet, fragments, and the selection of an instance.
 const goProxy = "kerb-bench-goroutines"
 
 func init() {
@@ -29,9 +29,9 @@ func init() {
 	os.Exit(1)
 }
 
-// Goroutines is the command that runs the user-space proxy on a new TUN device. Its further arguments are the client,
-// its virtual address, the server and its virtual address; and, if the server is on another node, the addresses and
-// ports of both nodes' proxies, which then exchange packets in UDP.
+// Goroutines returns the command that runs the user-space proxy on a new TUN device. Its further arguments are the
+// client, its virtual address, the server and its virtual address; and, if the server is on another node, the addresses
+// and ports of both nodes' proxies, which then exchange packets in UDP.
 func Goroutines(device string) ([]string, error) {
 	self, err := os.Executable()
 	return []string{self, goProxy, device}, err
@@ -87,7 +87,7 @@ type goroutines struct {
 	device        *os.File
 	out, in       chan []byte
 	mu            sync.RWMutex
-	virtual, real map[netip.Addr]netip.Addr // virtual address of a service, and the other way round
+	virtual, real map[netip.Addr]netip.Addr // virtual addresses of services, and the reverse
 	socket        *net.UDPConn              // nil if client and server are on one node
 	peer          netip.AddrPort
 }
@@ -119,7 +119,7 @@ func (p *goroutines) receive() {
 	}
 }
 
-// outgoing turns the virtual destination into the service behind it. On the way to another node the source is the
+// outgoing translates the virtual destination to the service's address. For another node, the source becomes the
 // virtual address of the sender.
 func (p *goroutines) outgoing() {
 	for packet := range p.out {
@@ -136,7 +136,7 @@ func (p *goroutines) outgoing() {
 		case p.socket == nil:
 			p.in <- d.Between(d.Src, to)
 		case from.IsValid():
-			_, _ = p.socket.WriteToUDPAddrPort(d.Between(from, to), p.peer) // what does not fit is lost, as on a wire
+			_, _ = p.socket.WriteToUDPAddrPort(d.Between(from, to), p.peer) // packets that are too large are lost, as on a wire
 		}
 	}
 }

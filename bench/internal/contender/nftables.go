@@ -24,7 +24,7 @@ type Port struct {
 	Number   int
 }
 
-// Ports are the ports that package path uses.
+// Ports are the ports of package path.
 var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort},
 	{"udp", path.TripPort}}
 
@@ -63,7 +63,7 @@ func NFTables(virtual, server netip.Addr, ports []Port) string {
 `, family, chains.String(), word, elements.String(), family)
 }
 
-// feedTimeout bounds one rule set; 10,000 ranges take seconds.
+// feedTimeout is the timeout for one rule set; 10,000 ranges take seconds.
 const feedTimeout = 60 * time.Second
 
 // Feed runs a program in a namespace with rules on its standard input. The error is exec.ErrNotFound if the program is

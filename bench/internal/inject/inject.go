@@ -38,7 +38,7 @@ type Headers [40]byte
 func HeadersOf(f packet.Fields) (h Headers) {
 	frame, err := f.Frame()
 	if err != nil {
-		panic(err) // the caller's addresses, or flags
+		panic(err) // wrong addresses or flags of the caller
 	}
 	copy(h[:], frame[14:])
 	return h
@@ -98,7 +98,7 @@ func (i *Injector) SetPackets(frame []byte, packets []Headers) error {
 	return i.bpf.Maps["cursor"].Update(uint32(0), c, ebpf.UpdateAny)
 }
 
-// cursor is as in inject.bpf.c.
+// cursor mirrors struct cursor of inject.bpf.c.
 type cursor struct {
 	Next, Count uint32
 	Ethernet    [14]byte
