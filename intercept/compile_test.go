@@ -28,7 +28,7 @@ func compiler(t *testing.T) string {
 	return ""
 }
 
-// programs are those that were made, by source, in a directory of this run.
+// programs are the compiled programs by source, in a temporary directory.
 var programs = struct {
 	dir  string
 	made map[string]string
@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// compileC makes a program of a file in testdata and the library, once.
+// compileC compiles a file in testdata with the library, once.
 func compileC(t *testing.T, source string) string {
 	t.Helper()
 	if out, ok := programs.made[source]; ok {
@@ -58,7 +58,7 @@ func compileC(t *testing.T, source string) string {
 	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers,
 		"-I../bpf/include", "-o", out, filepath.Join("testdata", source)}
 	for _, s := range sources {
-		if _, err := os.Stat(s); err != nil { // the go command learns what the test depends on
+		if _, err := os.Stat(s); err != nil { // the go command's test cache records the file
 			t.Fatal(err)
 		}
 		if strings.HasSuffix(s, ".c") {
@@ -104,7 +104,7 @@ func TestLayoutIsThatOfC(t *testing.T) {
 	}
 }
 
-// TestWaitIsThatOfC has both adaptive waits go through the same arrivals, sleeps and preemptions.
+// TestWaitIsThatOfC compares both adaptive waits on the same arrivals, sleeps and preemptions.
 func TestWaitIsThatOfC(t *testing.T) {
 	var script, want strings.Builder
 	random := rand.New(rand.NewPCG(1, 2))
@@ -144,7 +144,7 @@ func simulate(random *rand.Rand, mode Wait, patience int64, s standing, script, 
 		if random.IntN(100) == 0 {
 			arrival += 20 * gap
 		}
-		if i%1000 >= 500 && i%5 > 0 { // later ones come in bursts
+		if i%1000 >= 500 && i%5 > 0 { // later packets arrive in bursts
 			arrival -= gap - gap/64
 		}
 		for now < arrival {

@@ -13,19 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// opened is the module's answer, or what it says later.
-type opened struct {
+// moduleMessage is the module's reply, or a later event.
+type moduleMessage struct {
 	Ring       int    `json:"ring"`
 	Generation uint64 `json:"generation"`
 	Error      string `json:"error"`
 	Event      string `json:"event"`
 }
 
-// descriptors that come with the answer.
+// Indices of the descriptors that are passed with the reply.
 const (
-	ofRing = iota
-	ofState
-	ofControls
+	ringFD = iota
+	stateFD
+	controlsFD
 	descriptors
 )
 
@@ -35,7 +35,7 @@ func closeAll(fds []int) {
 	}
 }
 
-// dial connects to the socket of a module. A reply is waited for ten seconds at most.
+// dial connects to the socket of a module. Receives time out after ten seconds.
 func dial(path string) (int, error) {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -50,8 +50,8 @@ func dial(path string) (int, error) {
 	return conn, nil
 }
 
-// receiveMessage receives a message and its descriptors; io.EOF when the connection has ended.
-func receiveMessage(conn, flags int) (message opened, fds []int, err error) {
+// receiveMessage receives a message and its descriptors. It returns io.EOF if the peer has closed the connection.
+func receiveMessage(conn, flags int) (message moduleMessage, fds []int, err error) {
 	line, control := make([]byte, 4096), make([]byte, unix.CmsgSpace(4*descriptors))
 	n, m, _, _, err := unix.Recvmsg(conn, line, control, flags|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
@@ -68,14 +68,14 @@ func receiveMessage(conn, flags int) (message opened, fds []int, err error) {
 	return message, fds, json.Unmarshal(line[:n], &message)
 }
 
-// ask opens a class on a connection.
-func ask(conn int, class string, takeover bool) (opened, []int, error) {
+// requestClass opens a class on a connection, and returns the reply and its descriptors.
+func requestClass(conn int, class string, takeover bool) (moduleMessage, []int, error) {
 	line, err := json.Marshal(map[string]any{"open": class, "takeover": takeover, "pid": os.Getpid()})
 	if err != nil {
-		return opened{}, nil, err
+		return moduleMessage{}, nil, err
 	}
 	if err := unix.Sendmsg(conn, line, nil, nil, unix.MSG_NOSIGNAL); err != nil {
-		return opened{}, nil, fmt.Errorf("open class %s: %w", class, err)
+		return moduleMessage{}, nil, fmt.Errorf("open class %s: %w", class, err)
 	}
 	answer, fds, err := receiveMessage(conn, 0)
 	switch {

@@ -23,14 +23,15 @@ const (
 	Mark  Action = 5
 )
 
-// controls is a BPF user ring buffer (Linux 6.1); nil where there is none.
+// controls is the ring of control messages to the data plane (BPF_MAP_TYPE_USER_RINGBUF, Linux 6.1); nil if the kernel
+// has none.
 type controls struct {
 	consumed, produced []byte
 }
 
-// mapControls maps the pages of a BPF user ring buffer: what the kernel has consumed, read-only, then what this
-// process has produced, and twice the data, so that a message never wraps. nil: the kernel has none, or refuses.
-// Positions that an earlier process left unsound are set back to an empty ring.
+// mapControls maps the pages of the ring: the consumer's position, read-only, then the producer's position, and the
+// data twice in a row, so that no message wraps. It returns nil if mapping fails, as before Linux 6.1. It empties the
+// ring if a previous program left anything but messages in it.
 func mapControls(fd int) *controls {
 	page := os.Getpagesize()
 	consumed, err := unix.Mmap(fd, 0, page, unix.PROT_READ, unix.MAP_SHARED)
@@ -44,14 +45,15 @@ func mapControls(fd int) *controls {
 		return nil
 	}
 	c := &controls{consumed, produced}
-	if !c.sound() {
+	if !c.hasValidMessages() {
 		atomic.StoreUint64(word(produced), atomic.LoadUint64(word(consumed)))
 	}
 	return c
 }
 
-// sound reports whether the ring holds valid messages: an earlier consumer of the class may have left anything.
-func (c *controls) sound() bool {
+// hasValidMessages reports whether the ring holds only messages: the previous program that had the class may have
+// written anything to it.
+func (c *controls) hasValidMessages() bool {
 	data := c.produced[os.Getpagesize():]
 	size, at, end := uint64(len(data)/2), atomic.LoadUint64(word(c.consumed)), atomic.LoadUint64(word(c.produced))
 	if at%8 != 0 || end-at > size {
@@ -67,7 +69,7 @@ func (c *controls) sound() bool {
 	return at == end
 }
 
-// close unmaps the ring; messages that were not taken stay in it.
+// close unmaps the ring. Messages that were not consumed remain in it.
 func (c *controls) close() {
 	if c != nil {
 		_ = unix.Munmap(c.consumed)
@@ -75,11 +77,11 @@ func (c *controls) close() {
 	}
 }
 
-// ErrNoControls is returned where the kernel has no user ring buffers.
+// ErrNoControls is returned if the kernel has no user ring buffers.
 var ErrNoControls = errors.New("control messages need Linux 6.1")
 
-// control appends a message. The producer's position is stored last, which publishes the bytes before it. ErrClosed
-// and ErrNoControls are final; a full ring is not: the data plane takes messages when packets come.
+// control appends a message. It stores the producer's position last, which publishes the message. ErrClosed and
+// ErrNoControls are permanent errors. A full ring is not: the data plane consumes messages when packets arrive.
 func (r *Receiver) control(message controlEntry) error {
 	if r.ring == nil {
 		return ErrClosed
@@ -102,11 +104,11 @@ func (r *Receiver) control(message controlEntry) error {
 	return nil
 }
 
-// Start has the class's packets be taken again after Stop. Like all that follow it is effective with the next packet,
-// until the program closes the class or the next configuration comes.
+// Start ends Stop. Like the following changes, it takes effect with the next packet, until the class is closed or the
+// module gets a new configuration.
 func (r *Receiver) Start() error { return r.control(controlEntry{Op: opStart}) }
 
-// Stop has the class's packets pass, as if it were not there.
+// Stop makes the class match no packets, as if it did not exist.
 func (r *Receiver) Stop() error { return r.control(controlEntry{Op: opStop}) }
 
 // SetAction changes the action of the class.
@@ -114,28 +116,28 @@ func (r *Receiver) SetAction(a Action) error {
 	return r.control(controlEntry{Op: opAction, Value: uint64(a)})
 }
 
-// SetPriority is for Mark.
+// SetPriority changes the priority that action Mark sets.
 func (r *Receiver) SetPriority(p uint32) error {
 	return r.control(controlEntry{Op: opPriority, Value: uint64(p)})
 }
 
-// SetMaxBytes changes how much of a frame is delivered.
+// SetMaxBytes changes the maximum number of bytes of a frame that are delivered.
 func (r *Receiver) SetMaxBytes(n uint32) error {
 	return r.control(controlEntry{Op: opMaxBytes, Value: uint64(n)})
 }
 
-// SetDeadline changes after what time a packet is late, in ns.
+// SetDeadline changes the deadline, in ns after T1.
 func (r *Receiver) SetDeadline(ns uint64) error {
 	return r.control(controlEntry{Op: opDeadline, Value: ns})
 }
 
-// SetPorts changes one of the class's ranges of destination ports; first > last: none. Ignored in a class with a
-// fallback.
+// SetPorts changes one of the class's ranges of destination ports; first > last disables it. Classes with a fallback
+// ignore it.
 func (r *Receiver) SetPorts(index uint32, first, last uint16) error {
 	return r.control(controlEntry{Op: opPorts, Index: index, Value: uint64(first)<<16 | uint64(last)})
 }
 
-// SetPayload changes one of the class's conditions on the payload: up to 8 bytes at an offset, of which mask counts.
+// SetPayload changes one of the class's payload conditions: up to 8 bytes at an offset, compared under a mask.
 func (r *Receiver) SetPayload(index uint32, offset uint16, bytes, mask []byte) error {
 	if len(bytes) > wordBytes || len(bytes) != len(mask) {
 		return fmt.Errorf("%d bytes and %d of mask: they have to be as many, and at most %d", len(bytes), len(mask),

@@ -12,18 +12,17 @@ import (
 
 const (
 	idleDevice = "/dev/cpu_dma_latency"
-	quietTime  = int64(time.Second) // idle CPUs are left alone when no packet has come for so long
+	quietTime  = int64(time.Second) // without a packet, after which idle CPUs may halt again
 )
 
-// idleStates of CPUs take most of the time of a wake-up to be left (Linux, Documentation/power/pm_qos_interface.rst).
-// The wish ends with its descriptor.
+// idleStates is a PM QoS request for the idle states of CPUs: leaving one takes most of the time of a wake-up. The
+// kernel drops the request when its descriptor is closed.
 type idleStates struct {
-	fd    int // -1: there is no wish
+	fd    int // -1: no request
 	polls bool
 }
 
-// openIdleStates opens /dev/cpu_dma_latency (Documentation/power/pm_qos_interface.rst). The kernel keeps a request
-// only as long as its descriptor is open, so a process that dies leaves nothing behind.
+// openIdleStates opens /dev/cpu_dma_latency (Linux, Documentation/power/pm_qos_interface.rst).
 func openIdleStates() (idleStates, error) {
 	fd, err := unix.Open(idleDevice, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -33,22 +32,22 @@ func openIdleStates() (idleStates, error) {
 }
 
 func (i *idleStates) close() {
-	i.set(false) // a child may have the descriptor, too
+	i.set(false) // a child process may have inherited the descriptor
 	if i.fd >= 0 {
 		_ = unix.Close(i.fd)
 	}
 	i.fd = -1
 }
 
-// set has CPUs that have nothing to do poll, which any task ends at once, or halt as they like.
+// set makes idle CPUs poll, which any task that becomes runnable ends at once, or allows them to halt.
 func (i *idleStates) set(polls bool) {
 	if i.fd < 0 || polls == i.polls {
 		return
 	}
-	us := int32(2_000_000_000) // that leaving an idle state may take: PM_QOS_CPU_LATENCY_DEFAULT_VALUE
+	us := int32(2_000_000_000) // accepted exit latency: PM_QOS_CPU_LATENCY_DEFAULT_VALUE
 	if polls {
 		us = 0
 	}
 	i.polls = polls
-	_, _ = unix.Write(i.fd, unsafe.Slice((*byte)(unsafe.Pointer(&us)), unsafe.Sizeof(us))) // the device takes any number
+	_, _ = unix.Write(i.fd, unsafe.Slice((*byte)(unsafe.Pointer(&us)), unsafe.Sizeof(us))) // the device accepts any value
 }

@@ -13,35 +13,36 @@ import (
 
 // Launches counts answers with a launch time.
 type Launches struct {
-	Timed   uint64 // that were sent, or would have been but for an error
-	Late    uint64 // of these: their time was over when they were handed to the kernel
-	Dropped uint64 // that etf has dropped, by its reports; other drops are not reported
+	Timed   uint64 // sent, or failed after the launch time was set
+	Late    uint64 // of these: the launch time had passed when it was sent
+	Dropped uint64 // reported as dropped by etf; other drops are not reported
 }
 
-// SendAt is Send for an answer that leaves at a time, ns of the launch clock (SO_TXTIME). It is the queueing discipline
-// of the interface that holds it until then; others than these two send it at once. fq, by CLOCK_MONOTONIC, which also
-// T1 is of, sends it not before its time, at once what is late already, and drops what is further ahead than its
-// horizon (10 s). etf, by CLOCK_TAI, hands it to the driver its delta before the time, and drops what is late.
+// SendAt is Send for an answer with a launch time (SO_TXTIME), in ns of the launch clock. The queueing discipline of
+// the interface holds the packet until then. fq (CLOCK_MONOTONIC, as T1) sends it no earlier than its time, sends late
+// packets at once, and drops packets beyond its horizon (10 s). etf (CLOCK_TAI) passes it to the driver its delta
+// before its time, and drops late packets. Others send it at once.
 func (r *Receiver) SendAt(to Peer, data []byte, at int64) error { return r.send(to, data, &at) }
 
-// SetLaunchClock sets the launch clock: unix.CLOCK_MONOTONIC unless set, or unix.CLOCK_TAI, which needs CAP_NET_ADMIN.
+// SetLaunchClock sets the launch clock: unix.CLOCK_MONOTONIC, the default, or unix.CLOCK_TAI, which needs
+// CAP_NET_ADMIN.
 func (r *Receiver) SetLaunchClock(clock int32) error {
 	if clock != unix.CLOCK_MONOTONIC && clock != unix.CLOCK_TAI {
 		return errors.New("launch times are of CLOCK_MONOTONIC (fq) or CLOCK_TAI (etf)")
 	}
 	r.launchClock = clock
 	for i := range r.senders {
-		r.senders[i].timed, r.given[i].timed = false, false
+		r.senders[i].timed, r.ownSenders[i].timed = false, false
 	}
 	return nil
 }
 
-// Launches also empties the error queues of sockets that answers with a launch time were sent from, the program's own
-// included.
+// Launches returns the statistics of answers with a launch time. It empties the error queues (MSG_ERRQUEUE) of the
+// sockets that sent them, including the program's own.
 func (r *Receiver) Launches() Launches {
 	for i := range r.senders {
 		r.collectLaunches(&r.senders[i])
-		r.collectLaunches(&r.given[i])
+		r.collectLaunches(&r.ownSenders[i])
 	}
 	return r.launches
 }
@@ -49,7 +50,7 @@ func (r *Receiver) Launches() Launches {
 // reportErrors is SOF_TXTIME_REPORT_ERRORS of linux/net_tstamp.h.
 const reportErrors = 1 << 1
 
-// enableLaunch has a socket take launch times, and counts one.
+// enableLaunch sets SO_TXTIME on a socket if it is not set, and counts a packet with a launch time.
 func (r *Receiver) enableLaunch(s *sender, at int64) error {
 	clock := r.launchClock
 	if clock == 0 {
@@ -78,7 +79,7 @@ func (r *Receiver) enableLaunch(s *sender, at int64) error {
 	return nil
 }
 
-// launchTime is the control message that has one.
+// launchTime returns the control message with a launch time.
 func launchTime(at int64) []byte {
 	out := make([]byte, unix.CmsgSpace(8))
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&out[0]))
@@ -88,7 +89,7 @@ func launchTime(at int64) []byte {
 	return out
 }
 
-// collectLaunches counts what the kernel says of packets that it has not sent.
+// collectLaunches counts the packets that etf reports as dropped.
 func (r *Receiver) collectLaunches(s *sender) {
 	control := make([]byte, 512)
 	for s.timed {
@@ -108,8 +109,8 @@ func (r *Receiver) collectLaunches(s *sender) {
 	}
 }
 
-// isLaunch reports whether a message of an error queue is about a launch time: the origin is the fifth byte of struct
-// sock_extended_err.
+// isLaunch reports whether a message of an error queue is about a packet with a launch time. The origin is the fifth
+// byte of struct sock_extended_err.
 func isLaunch(m unix.SocketControlMessage) bool {
 	isError := m.Header.Level == unix.IPPROTO_IP && m.Header.Type == unix.IP_RECVERR ||
 		m.Header.Level == unix.IPPROTO_IPV6 && m.Header.Type == unix.IPV6_RECVERR

@@ -24,11 +24,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// answering is a host whose program answers a peer on another one.
+// answering is a host with a program that answers a peer on another host.
 type answering struct {
 	t         *testing.T
 	own, peer *netlab.Host
-	at        *net.UDPConn // the peer's
+	at        *net.UDPConn // the socket of the peer
 	ends      Peer
 }
 
@@ -63,7 +63,7 @@ func newAnswering(t *testing.T, six bool) *answering {
 	return a
 }
 
-// link is the host's interface; the caller is in the host.
+// link returns the host's interface. The caller must be in the host's namespace.
 func (a *answering) link() netlink.Link {
 	a.t.Helper()
 	l, err := netlink.LinkByName(a.own.Interface())
@@ -73,16 +73,16 @@ func (a *answering) link() netlink.Link {
 	return l
 }
 
-// launchTimes are those of the packets that leave the host, as its kernel has them.
+// launchTimes has the launch times of packets that leave the host, as seen by the kernel.
 type launchTimes struct{ seen *ebpf.Map }
 
 const (
 	lastTime  = uint32(0)
 	timeCount = uint32(1)
-	tstamp    = 152 // of struct __sk_buff
+	tstamp    = 152 // offset in struct __sk_buff
 )
 
-// watchLaunches has a program note the launch time of each packet that has one.
+// watchLaunches attaches a program that records the launch times of packets.
 func (a *answering) watchLaunches() launchTimes {
 	a.t.Helper()
 	seen, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 2})
@@ -129,11 +129,11 @@ func (l launchTimes) get(t *testing.T, key uint32) (n int64) {
 	return n
 }
 
-// answerer answers the peer at a time (0: at once), and returns an error or "0", and what was counted: timed, late and
+// answerer answers the peer with a launch time (0: none), and returns an error or "0", and the counts timed, late and
 // dropped.
 type answerer func(at int64) string
 
-// byGo is a receiver in the host.
+// byGo returns a receiver of this package in the host.
 func (a *answering) byGo() *Receiver {
 	a.t.Helper()
 	r, err := Open(newModule(a.t).path, "ctrl", Options{KeepPriority: true})
@@ -146,7 +146,7 @@ func (a *answering) byGo() *Receiver {
 
 func (a *answering) answererGo() answerer {
 	r, ends := a.byGo(), a.ends
-	ends.Own = netip.AddrPortFrom(ends.Own.Addr(), 5006) // the C program's socket stays bound to the other one
+	ends.Own = netip.AddrPortFrom(ends.Own.Addr(), 5006) // the C program's socket remains bound to the other port
 	return func(at int64) (said string) {
 		err := a.own.Do(func() error {
 			if at == 0 {
@@ -191,7 +191,7 @@ func clockNow(clock int32) int64 {
 	return ts.Nano()
 }
 
-// expect waits for a datagram, which must not come before a time.
+// expect receives a datagram, which must not arrive before a time.
 func (a *answering) expect(text string, clock int32, notBefore int64) {
 	a.t.Helper()
 	b := make([]byte, 100)
@@ -202,8 +202,8 @@ func (a *answering) expect(text string, clock int32, notBefore int64) {
 	}
 }
 
-// The kernel gets exactly the launch times that programs in C and Go give it, and none with other answers. An interface
-// without a queueing discipline that keeps to them sends at once.
+// The kernel gets exactly the launch times of programs in C and Go, and none with other answers. An interface without a
+// queueing discipline for launch times sends at once.
 func TestLaunchTimesReachTheKernel(t *testing.T) { bothFamilies(t, launchTimesReachTheKernel) }
 
 func launchTimesReachTheKernel(t *testing.T, six bool) {
@@ -230,10 +230,10 @@ func launchTimesReachTheKernel(t *testing.T, six bool) {
 	}
 }
 
-// etfParms is TCA_ETF_PARMS, of which the value is struct tc_etf_qopt.
+// etfParms is TCA_ETF_PARMS, whose value is struct tc_etf_qopt.
 const etfParms = 1
 
-// qdisc gives the host's interface a queueing discipline, or skips the test where the kernel has none of the kind.
+// qdisc sets the queueing discipline of the host's interface, or skips the test if the kernel lacks the kind.
 func (a *answering) qdisc(kind string, parms []byte) {
 	a.t.Helper()
 	err := a.own.Do(func() error {
@@ -256,7 +256,7 @@ func (a *answering) qdisc(kind string, parms []byte) {
 	}
 }
 
-// sendThree sends answers in the opposite order of their times, which are behind a time.
+// sendThree sends three answers in the reverse order of their launch times, which are after first.
 func (a *answering) sendThree(r *Receiver, first int64) {
 	a.t.Helper()
 	if err := a.own.Do(func() error {
@@ -270,7 +270,7 @@ func (a *answering) sendThree(r *Receiver, first int64) {
 	}
 }
 
-// sending is a receiver that only answers: emulated kernels have no module to open.
+// sending returns a receiver that only answers, since emulated kernels have no module to open.
 func sending(t *testing.T) *Receiver {
 	r := &Receiver{ring: &ring{}}
 	t.Cleanup(func() {
@@ -281,15 +281,15 @@ func sending(t *testing.T) *Receiver {
 	return r
 }
 
-// With fq answers leave in the order of their times and not before; what is late leaves at once, and what is further
-// ahead than its horizon never.
+// With fq, answers leave in the order of their launch times and no earlier. Late ones leave at once, and those beyond
+// its horizon never.
 func TestLaunchByFQ(t *testing.T) { bothFamilies(t, launchByFQ) }
 
 func launchByFQ(t *testing.T, six bool) {
 	a := newAnswering(t, six)
 	a.qdisc("fq", nil)
 	r := sending(t)
-	first := clockNow(unix.CLOCK_MONOTONIC) + int64(2*time.Second) // a busy machine may stand still for long
+	first := clockNow(unix.CLOCK_MONOTONIC) + int64(2*time.Second) // a busy machine may stall
 	a.sendThree(r, first)
 	for i, text := range []string{"first", "second", "third"} {
 		a.expect(text, unix.CLOCK_MONOTONIC, first+int64(i)*int64(100*time.Millisecond))
@@ -306,14 +306,14 @@ func launchByFQ(t *testing.T, six bool) {
 	}
 }
 
-// With etf answers leave in the order of their times, its delta before them and no sooner; what is late is dropped and
+// With etf, answers leave in the order of their launch times, at most its delta before them. Late ones are dropped and
 // reported.
 func TestLaunchByETF(t *testing.T) { bothFamilies(t, launchByETF) }
 
 func launchByETF(t *testing.T, six bool) {
-	const delta = 2 * time.Second // it has 31 bits of ns
+	const delta = 2 * time.Second // 31 bits of ns
 	a := newAnswering(t, six)
-	// etf drops what has no launch time, such as questions for the neighbour
+	// etf drops packets without a launch time, such as neighbour discovery
 	if err := a.own.Do(func() error {
 		return netlink.NeighSet(&netlink.Neigh{LinkIndex: a.link().Attrs().Index, State: netlink.NUD_PERMANENT,
 			IP: a.ends.Remote.Addr().AsSlice(), HardwareAddr: a.peer.MAC()})
@@ -342,7 +342,7 @@ func launchByETF(t *testing.T, six bool) {
 	}
 }
 
-// Clocks that no queueing discipline keeps to are refused.
+// Clocks that no queueing discipline uses are rejected.
 func TestLaunchClocks(t *testing.T) {
 	r := &Receiver{}
 	for clock, fine := range map[int32]bool{unix.CLOCK_MONOTONIC: true, unix.CLOCK_TAI: true, unix.CLOCK_REALTIME: false,

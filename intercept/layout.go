@@ -23,9 +23,9 @@ const (
 	controlRing = 4096
 )
 
-// record precedes the bytes of a packet in a ring, in the byte order of the machine. Times are CLOCK_MONOTONIC in ns;
-// Seq and Lost count the packets of the class and those that found no room; L3, L4 and Payload are offsets from the
-// frame's begin.
+// record precedes the bytes of a packet in a ring, in host byte order. Times are ns of CLOCK_MONOTONIC. Seq and Lost
+// count the packets of the class, and those that were lost because the ring was full. L3, L4 and Payload are offsets
+// from the start of the frame.
 type record struct {
 	Seq, Time, Lost       uint64
 	Len, CapLen           uint32
@@ -34,9 +34,9 @@ type record struct {
 	CPU, PID              uint32
 }
 
-// lateEntry is one packet that missed the deadline: T1 and T2 are its times in the kernel and at the program, Waited
-// is how long the thread was runnable and not running meanwhile, all in ns. Queued is how many records waited behind
-// it, Comm1 the thread that had the CPU, ended by a zero byte.
+// lateEntry is a packet that missed the deadline. T1 and T2 are its times in the kernel and in the program, Waited is
+// the time that the thread was runnable but not running, all in ns. Queued is the number of packets after it in the
+// batch, Comm1 the name of the thread that ran at T1, terminated by a zero byte.
 type lateEntry struct {
 	Seq, T1, T2, Waited      uint64
 	CPU1, CPU2, PID1, Queued uint32
@@ -44,8 +44,8 @@ type lateEntry struct {
 	Comm1                    [16]byte
 }
 
-// log is what a receiver takes along into a new configuration.
-type log struct {
+// statistics are the receiver's counters, which it copies when it follows a new configuration.
+type statistics struct {
 	Received, Late, Missed, Longest uint64
 	Zero2                           [2]uint64
 	Delay                           [buckets]uint64
@@ -53,19 +53,19 @@ type log struct {
 	Last                            [lates]lateEntry
 }
 
-// state is the page of a class that the data plane and the receiver share in memory. The first line is written by the
-// module, but for Doorbell, and the rest by the receiver; times are in ns.
+// state is the page of a class that data plane and receiver share. The module writes the first cache line except
+// Doorbell, the receiver writes the rest. Times are in ns.
 type state struct {
 	Generation, Deadline, Watchdog uint64
 	Zero0, Stopped, Doorbell       uint32
 	Zero1                          [7]uint32
 	Waiting, PID                   uint32
 	Heartbeat                      uint64
-	Log                            log
+	Log                            statistics
 }
 
-// controlEntry is a message of a program that changes one class: Op says what. The data plane takes it from a BPF user
-// ring buffer before it classifies the next packet.
+// controlEntry is a message that changes a class; Op selects the change. The data plane reads it from a BPF user ring
+// buffer before it classifies the next packet.
 type controlEntry struct {
 	Op, Index   uint32
 	Value       uint64

@@ -9,19 +9,19 @@ import (
 	"github.com/kerb-edge/kerb/sdk/histogram"
 )
 
-// Stats: packets are counted by class, for all receivers together; the rest is the receiver's.
+// Stats are the statistics of a receiver. The first four count packets of the class, for all its receivers together.
 type Stats struct {
 	Received, Lost    uint64
 	Late              uint64 // received after the deadline
 	Longest, Deadline time.Duration
-	Slept, Rested     uint64 // times, for packets and as a rest
-	Spun              uint64 // checks of an empty ring
-	Preemptions       uint64 // times that other threads had the CPU for long
+	Slept, Rested     uint64 // number of sleeps for a packet, and of rests that leave the CPU to other threads
+	Spun              uint64 // polls of an empty ring
+	Preemptions       uint64 // number of times that other threads kept the CPU for more than 0.5 ms
 }
 
-// log counts the delays of packets that were fetched together. Of those beyond the deadline only the first is
-// examined: the ones behind it are late because it is.
-func (r *Receiver) log(packets []Packet) {
+// recordPackets counts the delays of a batch of packets. It logs only the first late packet: later ones are late
+// because of it.
+func (r *Receiver) recordPackets(packets []Packet) {
 	l, deadline, noted := &r.state.Log, r.state.Deadline, false
 	for i := range packets {
 		p := &packets[i]
@@ -42,22 +42,22 @@ func (r *Receiver) log(packets []Packet) {
 	l.Received += uint64(len(packets))
 }
 
-// recordLate records the state of the system, once per batch of packets: it takes microseconds.
+// recordLate logs a late packet with the state of the system, once per batch, since this takes microseconds.
 func (r *Receiver) recordLate(p *Packet, queued int) {
-	l, now := &r.state.Log, readSchedstat(r.schedstat)
+	l, now := &r.state.Log, sampleThread(r.schedstat)
 	cpu := currentCPU()
 	waited := now.waited - r.before.waited
-	if r.before.waited == 0 { // not examined
+	if r.before.waited == 0 { // not sampled
 		waited = 0
 	}
 	l.Last[l.Lates%lates] = lateEntry{Seq: p.Seq, T1: uint64(p.Sent), T2: uint64(p.Received), Waited: waited,
 		CPU1: p.cpu, CPU2: cpu, PID1: p.pid, Queued: uint32(queued), Voluntary: uint32(now.voluntary - r.before.voluntary),
-		Involuntary: uint32(now.involuntary - r.before.involuntary), Comm1: nameOf(p.pid)}
+		Involuntary: uint32(now.involuntary - r.before.involuntary), Comm1: threadName(p.pid)}
 	r.before = now
 	atomic.AddUint64(&l.Lates, 1)
 }
 
-// Stats are this receiver's numbers so far.
+// Stats returns the statistics so far.
 func (r *Receiver) Stats() Stats {
 	s := r.stats
 	if r.ring == nil {

@@ -30,7 +30,7 @@ const (
 
 var emitter *ebpf.CollectionSpec
 
-// module stands for the module: a real ring that a real program fills, and a socket that gives it away.
+// module is a double of the module: a real ring that a real program fills, and a socket that passes it.
 type module struct {
 	t        *testing.T
 	path     string
@@ -59,7 +59,7 @@ func newModule(t *testing.T) *module {
 	return m
 }
 
-// configure makes a new generation, as a new configuration does.
+// configure creates a new generation, as a new configuration does.
 func (m *module) configure(generation uint64) {
 	m.t.Helper()
 	if emitter == nil {
@@ -111,7 +111,7 @@ func (m *module) answer(conn *net.UnixConn) {
 	m.opened <- struct{}{}
 }
 
-// say sends the consumer something and ends the connection.
+// say sends a message to the consumer and closes the connection.
 func (m *module) say(message string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,7 +124,7 @@ func (m *module) say(message string) {
 	_ = m.conn.Close()
 }
 
-// emit has packets come, the i-th of them as frame(i).
+// emit delivers packets, the i-th of them as frame(i).
 func (m *module) emit(from, to int) {
 	m.t.Helper()
 	for i := from; i < to; i++ {
@@ -141,7 +141,7 @@ func (m *module) send(frame []byte) {
 	}
 }
 
-// taken waits until the consumer has given back all packets.
+// taken waits until the consumer has released all packets.
 func (m *module) taken() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,7 +160,7 @@ func (m *module) taken() bool {
 	return atomic.LoadUint64(word(consumer)) == atomic.LoadUint64(word(producer))
 }
 
-// numbers are those of testdata/emit.bpf.c.
+// numbers are the counters of testdata/emit.bpf.c.
 type numbers struct {
 	Seq, Lost, Controls uint64
 	Last                controlEntry
@@ -174,7 +174,7 @@ func (m *module) numbers() (n numbers) {
 	return n
 }
 
-// frame is of any size up to the kernel's limit for test runs, and reports which it is by its bytes.
+// frame returns frame i, whose size, up to the kernel's limit for test runs, and bytes depend on i.
 func frame(i int) []byte {
 	f := make([]byte, 15+i*37%1485)
 	for j := range f {

@@ -20,8 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// consumer is a receiver of either language: it has opened a class, and starts on command. It writes lines as
-// testdata/receive.c does.
+// consumer is a receiver in C or Go that has opened a class and starts on command. It writes lines in the format of
+// testdata/receive.c.
 type consumer struct {
 	begin io.WriteCloser
 	lines *bufio.Scanner
@@ -60,7 +60,7 @@ func both(t *testing.T, test func(t *testing.T, open opener)) {
 	t.Run("Go", func(t *testing.T) { test(t, openGo) })
 }
 
-// waitingOrPolling tests both with calls that wait for packets, and with calls that do not.
+// waitingOrPolling tests both with blocking calls and with polling.
 func waitingOrPolling(t *testing.T, test func(t *testing.T, open opener, extra string)) {
 	for name, extra := range map[string]string{"wait": "", "poll": "poll"} {
 		t.Run(name, func(t *testing.T) {
@@ -115,7 +115,7 @@ func openGo(t *testing.T, m *module, class string, w Wait, count int, extra stri
 	return &consumer{told, bufio.NewScanner(lines), os.Getpid()}
 }
 
-// receive is testdata/receive.c.
+// receive is testdata/receive.c in Go.
 func receive(path, class string, w Wait, count int, extra string, begin io.Reader, out io.Writer) error {
 	r, err := Open(path, class, Options{Wait: w, KeepPriority: true, IdlePoll: extra == "idle_poll"})
 	if err != nil {
@@ -169,7 +169,7 @@ func sum(frame []byte) (s uint32) {
 	return s
 }
 
-// packet is the line of the i-th frame with a sequence number.
+// packet returns the line of the i-th frame with a sequence number.
 func packet(i, seq, lost int) string {
 	f := frame(i)
 	return fmt.Sprintf("packet %d %d %d %d 14 34 42 %d %x 7 %d 1", seq, lost, len(f), len(f), 0x123,
@@ -185,7 +185,7 @@ func TestReceivesInOrder(t *testing.T) {
 			c.start()
 			for i := range 300 {
 				m.emit(i, i+1)
-				if i%10 == 9 { // by tens, through the end of the ring several times
+				if i%10 == 9 { // in tens, wrapping around the ring several times
 					for j := i - 9; j <= i; j++ {
 						c.expect(t, packet(j, j, 0))
 					}
@@ -216,8 +216,8 @@ func TestTellsLosses(t *testing.T) {
 	})
 }
 
-// TestNeverMissesAWakeUp has each packet come as soon as the one before is given back, when the receiver is on its way
-// to sleep.
+// TestNeverMissesAWakeUp delivers each packet as soon as the previous one is released, while the receiver goes to
+// sleep.
 func TestNeverMissesAWakeUp(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		const count = 3000
@@ -235,7 +235,7 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 	})
 }
 
-// A new configuration has a new ring: what is in the old one comes first, and the numbers continue.
+// A new configuration has a new ring: packets in the old ring are received first, and sequence numbers continue.
 func TestGoesAlongWithANewConfiguration(t *testing.T) {
 	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
@@ -253,7 +253,7 @@ func TestGoesAlongWithANewConfiguration(t *testing.T) {
 	})
 }
 
-// A control plane that was restarted knows the same ring.
+// A restarted control plane passes the same ring.
 func TestGoesAlongWithARestart(t *testing.T) {
 	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
@@ -286,7 +286,7 @@ func TestTellsThatTheClassWasTaken(t *testing.T) {
 	})
 }
 
-// A program that had stopped does not move the position of the one that has taken its class over.
+// A stopped program that continues does not move the position of the program that has taken over its class.
 func TestLeavesTheRingToTheNext(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
@@ -300,7 +300,7 @@ func TestLeavesTheRingToTheNext(t *testing.T) {
 		m.say(`{"event": "taken"}`)
 		c.start()
 		c.expect(t, packet(0, 0, 0), packet(1, 1, 0))
-		c.next(t) // the statistics, then it closes
+		c.next(t) // the statistics; then it closes
 		c.lines.Scan()
 		if now := *word(mapPage(t, fd, 0, unix.PROT_READ)); now != end-8 {
 			t.Errorf("the position is %d, want %d", now, end-8)
@@ -367,7 +367,7 @@ func TestLatePacketsAreNoted(t *testing.T) {
 	})
 }
 
-// When no more packets come, a receiver does not look for any.
+// When packets stop, a receiver stops polling.
 func TestIdleReceiverSleeps(t *testing.T) {
 	m := newModule(t)
 	r, err := Open(m.path, "ctrl", Options{KeepPriority: true})
@@ -411,7 +411,7 @@ func TestStoppedReceiverGoesOn(t *testing.T) {
 	}
 }
 
-// While packets come, idle CPUs poll for who has asked for it, and no longer.
+// With IdlePoll, idle CPUs poll while packets arrive, and no longer.
 func TestIdleCPUsPoll(t *testing.T) {
 	device, err := os.Open("/dev/cpu_dma_latency")
 	if err != nil {
@@ -449,18 +449,19 @@ func TestIdleCPUsPoll(t *testing.T) {
 			m.emit(0, 1)
 			c.expect(t, packet(0, 0, 0))
 			await(t, true)
-			await(t, false) // nothing comes any more
+			await(t, false) // no more packets
 			m.emit(1, 2)
 			c.expect(t, packet(1, 1, 0))
 			await(t, true)
-			m.emit(2, 3) // and it ends
+			m.emit(2, 3) // the program exits
 			c.expect(t, packet(2, 2, 0), "stats 3 0 0")
 			await(t, false)
 		}
 	})
 }
 
-// What a program has written that had the class before, harms the next one for as long as it takes to open the class.
+// Garbage that the previous program has written to the shared memory does not affect the next one after it has opened
+// the class.
 func TestBeginsAnewAfterNonsense(t *testing.T) {
 	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40,
 		"all bits": ^uint64(0)} {
@@ -499,7 +500,7 @@ func mapPage(t *testing.T, fd, at, rights int) []byte {
 	return page
 }
 
-// A program can write its class's page, a position of the ring, and the ring of control messages with its own.
+// A program can write only its class's page, the consumer's position of the ring, and the ring of control messages.
 func TestWritesItsOwnOnly(t *testing.T) {
 	if os.Getpagesize() != pageBytes {
 		t.Skip("rings are longer with pages of this size")

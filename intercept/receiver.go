@@ -29,55 +29,58 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of a receiver. The zero value is a good choice.
+// Options of a receiver. The zero value has the defaults.
 type Options struct {
 	Wait Wait
-	// Reach: packets that come less often than this on average, and not regularly, are slept for. 0 is 1 ms.
+	// Reach is the longest mean gap between irregular packets for which the receiver spins; it sleeps through longer ones.
+	// 0: 1 ms.
 	Reach time.Duration
-	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
+	// Patience, if not 0, is the time for which packets may wait to be received as one batch, which uses the least CPU
+	// time.
 	Patience time.Duration
-	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer
-	// take less CPU and have the longer tail. 0 is 975; at most 999.
+	// Awake is for how many of 1000 regular packets the receiver is to be running when they arrive; the others wake it.
+	// Lower values use less CPU time and have a longer latency tail. 0: 975; at most 999.
 	Awake int
 
-	CPUs         []int // that the thread may run on
-	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices
+	CPUs         []int // CPU affinity of the thread
+	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20, if permitted, and short time slices
 	KeepPriority bool
 	LockMemory   bool
-	// IdlePoll, not of Spin: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which
-	// is root's), as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a
-	// wake-up takes 5 us instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's
-	// CPUs, but no task's here. Where the first idle state is not POLL (arm64, no cpuidle driver) it changes little.
+	// IdlePoll, which Spin ignores, makes idle CPUs poll instead of halting (a PM QoS request by /dev/cpu_dma_latency,
+	// which needs root), as with the kernel parameter idle=poll, until the receiver has waited for a second without a
+	// packet. A wake-up then takes 5 us instead of 40 on a virtual machine. It costs energy and, on a virtual machine, CPU
+	// time of the host, but delays no task of this machine. It has little effect where the first idle state is not POLL
+	// (arm64, no cpuidle driver).
 	IdlePoll bool
 
-	Takeover bool // take the class from the program that has it
+	Takeover bool // open the class even if another program has it open
 }
 
 // Flags of a packet.
 type Flags uint32
 
 const (
-	Egress    Flags = 1 << iota // the service has sent it; else it is for the service
-	Stolen                      // no other receiver gets it
-	Truncated                   // there is less of it here than Len
-	Segments                    // it stands for several packets (GRO, GSO)
+	Egress    Flags = 1 << iota // the service sent it; otherwise it is for the service
+	Stolen                      // it does not continue to the network stack
+	Truncated                   // Frame is shorter than Len
+	Segments                    // an aggregate of several packets (GRO, GSO)
 	Fragment
 	IP4
 	IP6
 	HasL4 // L4 is a complete TCP, UDP, ICMP or ICMPv6 header
 )
 
-// Packet is valid until the next Receive or Release.
+// Packet is a received packet. Frame is valid until the next Receive or Release.
 type Packet struct {
-	Frame           []byte // from the Ethernet header on
+	Frame           []byte // starts with the Ethernet header
 	Len             int    // of the frame
-	L3, L4, Payload int    // offsets; Payload is behind the transport header
-	VLAN            uint16 // TCI of a tag that the kernel has taken out of the frame
+	L3, L4, Payload int    // offsets of IP header, transport header, and the bytes after it
+	VLAN            uint16 // TCI of a VLAN tag that the kernel has removed; 0: none
 	Flags           Flags
 	Ifindex         uint32
-	Seq             uint64 // in the class, from 0 on; lost packets have one, too
-	Sent, Received  int64  // T1: when the kernel saw it, T2: when the receiver did; ns of CLOCK_MONOTONIC
-	Lost            uint64 // packets that found no room since the packet before
+	Seq             uint64 // number in the class, from 0; lost packets have one, too
+	Sent, Received  int64  // T1, in the data plane, and T2, in this receiver; ns of CLOCK_MONOTONIC
+	Lost            uint64 // packets lost for lack of room since the previous one
 
 	cpu, pid uint32
 }
@@ -88,43 +91,45 @@ var ErrTakenOver = errors.New("another program has taken the class over")
 // ErrClosed is returned after Close.
 var ErrClosed = errors.New("the receiver is closed")
 
-// Receiver is the consumer of one class. One goroutine at a time uses it, that which opened it.
+// Receiver is the consumer of one class. It is not safe for concurrent use: only the goroutine that opened it may use
+// it.
 type Receiver struct {
 	path, class string
 
-	conn             int // -1: none at the moment
+	conn             int // -1: not connected
 	taken, restarted bool
-	attendAt         int64
+	checkAt          int64
 	generation       uint64
 
-	ring     *ring
-	page     []byte
-	state    *state
-	controls *controls
-	senders  [2]sender // of IPv4, of IPv6
-	given    [2]sender // likewise, the program's
+	ring       *ring
+	page       []byte
+	state      *state
+	controls   *controls
+	senders    [2]sender // IPv4, IPv6
+	ownSenders [2]sender // likewise, sockets of the program
 
 	launchClock int32
 	launches    Launches
 
 	idle      idleStates
 	wait      *waiter
-	seen      int64
-	before    look
+	runningAt int64
+	before    schedSample
 	schedstat *os.File
 	base      int64     // CLOCK_MONOTONIC
 	origin    time.Time // at base
 	stats     Stats
 }
 
-// Open opens a class of a module: its name, or the path of its socket, by default /run/kerb/modules/NAME.sock. The
-// goroutine is locked to its thread from now on, and should be the one that receives.
+// Open opens a class of a module. module is its name, or the path of its socket; a name means
+// /run/kerb/modules/NAME.sock. Open locks the calling goroutine to its thread, and should be called by the goroutine
+// that receives.
 func Open(module, class string, o Options) (*Receiver, error) {
 	if o.Reach == 0 {
 		o.Reach = time.Millisecond
 	}
 	if o.Awake == 0 {
-		o.Awake = mostlyAwake
+		o.Awake = defaultAwake
 	}
 	if o.Awake < 0 || o.Awake > 999 {
 		return nil, fmt.Errorf("awake %d: at most 999 of 1000", o.Awake)
@@ -140,8 +145,8 @@ func Open(module, class string, o Options) (*Receiver, error) {
 		goals{mode: o.Wait, reach: int64(o.Reach), patience: int64(o.Patience), awake: int64(o.Awake)}, threadStanding())}
 	r.schedstat, _ = os.Open("/proc/thread-self/schedstat")
 	r.setClock()
-	r.before = readSchedstat(r.schedstat)
-	r.seen = r.now()
+	r.before = sampleThread(r.schedstat)
+	r.runningAt = r.now()
 	var err error
 	if o.IdlePoll && o.Wait != Spin {
 		r.idle, err = openIdleStates()
@@ -156,11 +161,11 @@ func Open(module, class string, o Options) (*Receiver, error) {
 	return r, nil
 }
 
-// Close gives the class back.
+// Close closes the class.
 func (r *Receiver) Close() error {
 	if r.ring != nil {
 		r.release()
-		r.leave()
+		r.unmapClass()
 	}
 	r.ring = nil
 	if r.conn >= 0 {
@@ -178,13 +183,13 @@ func (r *Receiver) Close() error {
 	return nil
 }
 
-func (r *Receiver) leave() {
+func (r *Receiver) unmapClass() {
 	r.ring.close()
 	_ = unix.Munmap(r.page)
 	r.controls.close()
 }
 
-// setClock finds out how the runtime's clock, which needs no system call, goes with CLOCK_MONOTONIC.
+// setClock measures the offset of the runtime's clock, which needs no system call, from CLOCK_MONOTONIC.
 func (r *Receiver) setClock() {
 	best := time.Hour
 	for range 16 {
@@ -199,18 +204,18 @@ func (r *Receiver) setClock() {
 
 func (r *Receiver) now() int64 { return r.base + int64(time.Since(r.origin)) }
 
-// join connects and opens the class; a receiver that has it already continues with what is there now.
+// join connects to the module and opens the class, or opens it again and replaces the mapped rings.
 func (r *Receiver) join(takeover bool) error {
 	conn, err := dial(r.path)
 	if err != nil {
 		return err
 	}
-	answer, fds, err := ask(conn, r.class, takeover)
+	answer, fds, err := requestClass(conn, r.class, takeover)
 	if err == nil {
 		if r.restarted && answer.Generation == r.generation {
-			closeAll(fds) // what we have still is what there is
+			closeAll(fds) // the mapped ring is still current
 		} else {
-			err = r.enter(answer, fds)
+			err = r.mapClass(answer, fds)
 		}
 	}
 	if err != nil {
@@ -221,28 +226,28 @@ func (r *Receiver) join(takeover bool) error {
 	return nil
 }
 
-// enter maps what the module has handed over and leaves what was before.
-func (r *Receiver) enter(answer opened, fds []int) error {
-	ring, err := mapRing(fds[ofRing], answer.Ring)
+// enter maps the ring and the page that the module passed, and unmaps the previous ones.
+func (r *Receiver) mapClass(answer moduleMessage, fds []int) error {
+	ring, err := mapRing(fds[ringFD], answer.Ring)
 	if err != nil {
 		closeAll(fds)
 		return err
 	}
-	page, err := unix.Mmap(fds[ofState], 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	page, err := unix.Mmap(fds[stateFD], 0, pageBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		ring.close()
-		closeAll(fds[ofState:])
+		closeAll(fds[stateFD:])
 		return fmt.Errorf("map the state of class %s: %w", r.class, err)
 	}
-	controls := mapControls(fds[ofControls])
-	closeAll(fds[ofState:])
+	controls := mapControls(fds[controlsFD])
+	closeAll(fds[stateFD:])
 	s := (*state)(unsafe.Pointer(unsafe.SliceData(page)))
 	atomic.StoreUint32(&s.Waiting, 0)
 	s.PID = uint32(unix.Gettid())
 	if r.ring != nil {
 		s.Log = r.state.Log
 		ring.lost = 0
-		r.leave()
+		r.unmapClass()
 	}
 	r.ring, r.page, r.state, r.controls, r.generation = ring, page, s, controls, s.Generation
 	return nil
@@ -266,14 +271,14 @@ func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error)
 		if r.ring.pending() { // a record that is being written comes before the next ring
 			return 0, nil
 		}
-		return 0, r.maintainConnection(r.now())
+		return 0, r.checkConnection(r.now())
 	}
 	until := never
 	if timeout > 0 {
 		until = r.now() + int64(timeout)
 	}
 	for {
-		if ready, err := r.await(until); err != nil || !ready {
+		if ready, err := r.waitForPackets(until); err != nil || !ready {
 			return 0, err
 		}
 		if n := r.fetch(packets); n > 0 {
@@ -282,7 +287,8 @@ func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error)
 	}
 }
 
-// Release gives packets back early, so that their room is free while the last ones are being worked on.
+// Release releases the packets of the last Receive early, so that their room in the ring is free again. Their frames
+// must not be accessed any more.
 func (r *Receiver) Release() {
 	if r.ring != nil {
 		r.release()
@@ -295,7 +301,7 @@ func (r *Receiver) release() {
 	}
 }
 
-// isTakenOver reports whether another program has taken over the ring, without reading the message about it from the
+// isTakenOver reports whether another program has taken over the class, without consuming the message on the
 // connection.
 func (r *Receiver) isTakenOver() bool {
 	if r.taken || r.conn < 0 {
@@ -306,28 +312,28 @@ func (r *Receiver) isTakenOver() bool {
 	return message.Event == "taken"
 }
 
-// fetch returns how many packets are there, at most one for each element of packets. All get the same time of receipt:
-// the clock costs as much as fetching one.
+// fetch fetches pending packets and returns their number. All get the same T2, since reading the clock costs as much as
+// fetching a packet.
 func (r *Receiver) fetch(packets []Packet) int {
 	n := r.ring.fetch(packets)
 	if n == 0 {
-		r.release() // records that are none
+		r.release() // discarded records
 		return 0
 	}
 	now := r.now()
 	for i := range packets[:n] {
 		packets[i].Received = now
 	}
-	r.log(packets[:n])
+	r.recordPackets(packets[:n])
 	return n
 }
 
-// await reports whether there is something in the ring before it is time.
-func (r *Receiver) await(until int64) (bool, error) {
+// await waits until packets are pending, and reports whether they are before the time.
+func (r *Receiver) waitForPackets(until int64) (bool, error) {
 	for !r.ring.pending() {
 		now := r.now()
-		r.notice(now)
-		if err := r.maintainConnection(now); err != nil || now >= until {
+		r.detectPreemption(now)
+		if err := r.checkConnection(now); err != nil || now >= until {
 			return false, err
 		}
 		if now > int64(r.state.Heartbeat)+int64(time.Millisecond) {
@@ -345,22 +351,23 @@ func (r *Receiver) await(until int64) (bool, error) {
 	return true, nil
 }
 
-// examine this thread; how long it waited only where late packets are reported: that is as expensive as a packet.
-func (r *Receiver) look() look {
+// sampleSched samples this thread. It reads schedstat, which costs as much as a packet, only if late packets are
+// logged.
+func (r *Receiver) sampleSched() schedSample {
 	if r.state.Deadline == 0 {
-		return readSchedstat(nil)
+		return sampleThread(nil)
 	}
-	return readSchedstat(r.schedstat)
+	return sampleThread(r.schedstat)
 }
 
-// notice finds out whether others had the CPU: we were away for long, and not by ourselves.
-func (r *Receiver) notice(now int64) {
-	away := now - r.seen
-	r.seen = now
+// notice counts a preemption if this thread did not run for 0.5 ms and had an involuntary context switch.
+func (r *Receiver) detectPreemption(now int64) {
+	away := now - r.runningAt
+	r.runningAt = now
 	if away < int64(time.Millisecond/2) {
 		return
 	}
-	l := r.look()
+	l := r.sampleSched()
 	if l.involuntary != r.before.involuntary {
 		r.stats.Preemptions++
 		r.wait.preempted(now)
@@ -368,16 +375,16 @@ func (r *Receiver) notice(now int64) {
 	r.before = l
 }
 
-// rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is of this thread's
-// time.
-func (r *Receiver) rest(now, until int64) {
+// restUntil leaves the CPU to other threads, and measures how much CPU time they get: the time of going to sleep and
+// waking up counts as this thread's.
+func (r *Receiver) restUntil(now, until int64) {
 	t, ran := unix.NsecToTimespec(until), threadTime()
 	_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)
 	r.stats.Rested++
 	r.wait.rested(max(0, r.now()-now-(threadTime()-ran)))
 }
 
-// sleep carries out a step other than spinning.
+// sleep executes a step other than stepSpin.
 func (r *Receiver) sleep(s step, now, until int64) error {
 	to := until
 	if s.kind != stepSleep {
@@ -391,12 +398,12 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 	if s.kind == stepSleep || to != s.until {
 		asked = 0
 	}
-	r.before = r.look()
+	r.before = r.sampleSched()
 	if s.kind == stepRest {
-		r.rest(now, to)
+		r.restUntil(now, to)
 	} else {
 		if r.conn < 0 {
-			to = min(to, r.attendAt)
+			to = min(to, r.checkAt)
 		}
 		woken, err := r.sleepUntilPacket(now, to)
 		if err != nil {
@@ -407,14 +414,14 @@ func (r *Receiver) sleep(s step, now, until int64) error {
 		}
 		r.stats.Slept++
 	}
-	r.seen = r.now()
-	r.wait.woke(asked, r.seen)
+	r.runningAt = r.now()
+	r.wait.woke(asked, r.runningAt)
 	return nil
 }
 
 // sleepUntilPacket sleeps until a packet arrives or the time is reached, and reports whether a packet has.
 func (r *Receiver) sleepUntilPacket(now, until int64) (bool, error) {
-	atomic.StoreUint32(&r.state.Waiting, 1) // a full barrier: the kernel delivers, then looks; we say, then look
+	atomic.StoreUint32(&r.state.Waiting, 1) // full barrier: the data plane writes the record, then reads Waiting
 	defer atomic.StoreUint32(&r.state.Waiting, 0)
 	if r.ring.pending() {
 		return true, nil
@@ -433,15 +440,15 @@ func (r *Receiver) sleepUntilPacket(now, until int64) (bool, error) {
 		return false, fmt.Errorf("poll: %w", err)
 	}
 	if fds[1].Revents != 0 {
-		r.attendAt = 0
+		r.checkAt = 0
 	}
 	return n > 0, nil
 }
 
-// maintainConnection handles changes of the connection: a new configuration, a restarted or removed module, a class
-// taken over. It does nothing until attendAt.
-func (r *Receiver) maintainConnection(now int64) error {
-	if now < r.attendAt {
+// checkConnection handles events of the connection: a new configuration, a restarted or removed module, a class that
+// was taken over. It does nothing until checkAt.
+func (r *Receiver) checkConnection(now int64) error {
+	if now < r.checkAt {
 		return nil
 	}
 	if r.taken {
@@ -450,10 +457,10 @@ func (r *Receiver) maintainConnection(now int64) error {
 	if r.conn < 0 {
 		err := r.join(false)
 		r.taken = err != nil && strings.Contains(err.Error(), "has a consumer")
-		r.attendAt = now + int64(100*time.Millisecond)
+		r.checkAt = now + int64(100*time.Millisecond)
 		return nil
 	}
-	r.attendAt = now + int64(10*time.Millisecond)
+	r.checkAt = now + int64(10*time.Millisecond)
 	message, fds, err := receiveMessage(r.conn, unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
 		return nil
@@ -463,6 +470,6 @@ func (r *Receiver) maintainConnection(now int64) error {
 	r.restarted = errors.Is(err, io.EOF)
 	_ = unix.Close(r.conn)
 	r.conn = -1
-	r.attendAt = now // first what is in the ring still
+	r.checkAt = now // after the records that are still in the ring
 	return nil
 }

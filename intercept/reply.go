@@ -15,7 +15,7 @@ import (
 // ErrNotUDP is returned for packets that cannot be answered.
 var ErrNotUDP = errors.New("only UDP packets to the service can be answered")
 
-// Peer says who sent a packet, and what it was sent to.
+// Peer has the source and the destination of a packet, for an answer.
 type Peer struct {
 	Remote, Own netip.AddrPort
 }
@@ -27,7 +27,7 @@ const (
 	isFragment = 44
 )
 
-// Peer returns the ends of a UDP packet to the service.
+// Peer returns source and destination of a UDP packet to the service.
 func (p *Packet) Peer() (Peer, error) {
 	if p.Flags&HasL4 == 0 || p.Flags&Egress != 0 || len(p.Frame) < p.L4+udpHeader {
 		return Peer{}, ErrNotUDP
@@ -47,12 +47,12 @@ func (p *Packet) Peer() (Peer, error) {
 		netip.AddrPortFrom(to, binary.BigEndian.Uint16(udp[2:]))}, nil
 }
 
-// protocol6 is what the extension headers of an IPv6 packet, or none, lead to; 0 if that is not at L4.
+// protocol6 returns the protocol of an IPv6 packet after any extension headers, or 0 if it does not start at L4.
 func (p *Packet) protocol6() byte {
 	at, next := p.L3+ip6Header, p.Frame[p.L3+6]
 	for at < p.L4 {
 		kind := next
-		next = p.Frame[at] // the transport header lies behind: both bytes are here
+		next = p.Frame[at] // the transport header follows, so both bytes are captured
 		if kind == isFragment {
 			at += 8
 		} else {
@@ -65,13 +65,13 @@ func (p *Packet) protocol6() byte {
 	return next
 }
 
-// sender is a UDP socket that answers are sent from.
+// sender is a UDP socket for answers.
 type sender struct {
 	fd   int
-	port uint16 // that it is bound to; 0: there is no socket
-	six  bool   // of IPv6, or of both
+	port uint16 // local port; 0: no socket
+	six  bool   // AF_INET6, possibly dual-stack
 
-	timed bool // takes launch times
+	timed bool // SO_TXTIME is set
 }
 
 func (s *sender) close() {
@@ -81,15 +81,15 @@ func (s *sender) close() {
 	*s = sender{}
 }
 
-// UseSocket has answers sent from a UDP socket of the program, which is bound to the port and stays the program's;
-// one for each of IPv4 and IPv6. For other ports, an answer binds a socket of its own, which takes no packets; that
-// fails where the program, or another one, has the port.
+// UseSocket makes answers from a port leave through a UDP socket of the program. fd is bound to the port, remains the
+// program's, and must stay open: one for IPv4 and one for IPv6, or one for both. For other ports, the first answer
+// binds a socket, which receives nothing; that fails if any program has bound the port.
 func (r *Receiver) UseSocket(fd int) error {
 	at, err := unix.Getsockname(fd)
 	if err != nil {
 		return fmt.Errorf("socket for answers: %w", err)
 	}
-	s, families := sender{fd: fd}, []int{0} // of IPv4
+	s, families := sender{fd: fd}, []int{0} // IPv4
 	switch at := at.(type) {
 	case *unix.SockaddrInet4:
 		s.port = uint16(at.Port)
@@ -102,7 +102,7 @@ func (r *Receiver) UseSocket(fd int) error {
 		return errors.New("socket for answers: it is none of IPv4 or IPv6")
 	}
 	for _, i := range families {
-		r.given[i] = s
+		r.ownSenders[i] = s
 	}
 	return nil
 }
@@ -112,10 +112,10 @@ func isOnly6(fd int) bool {
 	return err == nil && n != 0
 }
 
-// Reply answers a UDP packet of this class, with the addresses and ports of the packet in each other's place. It needs
-// no privilege: the answer goes through an ordinary UDP socket, so it passes the network stack, and the kernel takes no
-// source address but its own. errors.Is(err, unix.EAGAIN) if the socket's buffer is full. Not for link-local IPv6
-// addresses.
+// Reply sends a UDP datagram to the sender of a UDP packet of this class, with the packet's addresses and ports
+// swapped. It needs no privilege: an ordinary UDP socket sends it, so it passes the network stack, and the kernel
+// rejects source addresses that are not local. It does not block: the error is unix.EAGAIN if the socket's buffer is
+// full. Packets from link-local IPv6 addresses cannot be answered.
 func (r *Receiver) Reply(p *Packet, data []byte) error {
 	peer, err := p.Peer()
 	if err != nil {
@@ -124,10 +124,10 @@ func (r *Receiver) Reply(p *Packet, data []byte) error {
 	return r.Send(peer, data)
 }
 
-// Send is Reply for later, when the packet is no longer there: keep its Peer.
+// Send is Reply for a stored Peer, after the packet has been released.
 func (r *Receiver) Send(to Peer, data []byte) error { return r.send(to, data, nil) }
 
-// send sends an answer with a launch time, if there is one.
+// send sends an answer, with a launch time unless at is nil.
 func (r *Receiver) send(to Peer, data []byte, at *int64) error {
 	own, remote := to.Own.Addr().Unmap(), to.Remote.Addr().Unmap()
 	if !own.IsValid() || !remote.IsValid() || own.Is6() != remote.Is6() || to.Own.Port() == 0 || to.Remote.Port() == 0 {
@@ -158,7 +158,7 @@ func (r *Receiver) send(to Peer, data []byte, at *int64) error {
 	return nil
 }
 
-// sender is the socket of a port: the program's, or else one of our own.
+// sender returns the socket for a port: the program's, or one of the receiver.
 func (r *Receiver) sender(v6 bool, port uint16) (*sender, error) {
 	i := 0
 	if v6 {
@@ -168,8 +168,8 @@ func (r *Receiver) sender(v6 bool, port uint16) (*sender, error) {
 	switch {
 	case r.ring == nil:
 		return nil, net.ErrClosed
-	case r.given[i].port == port:
-		return &r.given[i], nil
+	case r.ownSenders[i].port == port:
+		return &r.ownSenders[i], nil
 	case s.port == port:
 		return s, nil
 	}
@@ -177,7 +177,7 @@ func (r *Receiver) sender(v6 bool, port uint16) (*sender, error) {
 	return s, s.bind(v6, port)
 }
 
-// bind makes the socket of a port, in place of that of another one.
+// bind opens the socket of a port, and closes that of the previous port.
 func (s *sender) bind(v6 bool, port uint16) (err error) {
 	family := unix.AF_INET
 	var all unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
@@ -188,7 +188,7 @@ func (s *sender) bind(v6 bool, port uint16) (err error) {
 	if err != nil {
 		return err
 	}
-	none := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}} // what comes would fill its buffer
+	none := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}} // received packets would fill its buffer
 	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &none[0]})
 	if err == nil && v6 {
 		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)

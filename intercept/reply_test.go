@@ -15,10 +15,11 @@ import (
 	"time"
 )
 
-// replier answers packets, and returns what it says of each: 0, or the error.
+// replier answers a packet, and returns "0" or the error.
 type replier func(p *Packet) string
 
-// bothReply runs a test with the C library and with this package. port, if not 0, is that of a socket of the program.
+// bothReply runs a test with the C library and with this package. port, if not 0, is the port of a socket of the
+// program.
 func bothReply(t *testing.T, port uint16, test func(t *testing.T, reply replier)) {
 	t.Run("C", func(t *testing.T) {
 		m := newModule(t)
@@ -85,7 +86,7 @@ func listen(t *testing.T, at netip.AddrPort) *net.UDPConn {
 	return c
 }
 
-// from is a UDP packet as the kernel part delivers it; extensions of IPv6 are of 8 bytes each, by number.
+// from returns a UDP packet as delivered by the kernel part. IPv6 extension headers have 8 bytes each.
 func from(src, dst netip.AddrPort, extensions ...byte) *Packet {
 	p := &Packet{Frame: make([]byte, 14), L3: 14, Flags: HasL4 | IP4}
 	if src.Addr().Is4() {
@@ -123,7 +124,7 @@ func from(src, dst netip.AddrPort, extensions ...byte) *Packet {
 	return p
 }
 
-// free is a UDP port that nothing has at the moment, on neither family.
+// free returns a UDP port that is free in both address families.
 func free(t *testing.T) uint16 {
 	t.Helper()
 	c, err := net.ListenUDP("udp", &net.UDPAddr{})
@@ -134,7 +135,7 @@ func free(t *testing.T) uint16 {
 	return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 }
 
-// answerComes waits for an answer, which has to come from an address and port.
+// answerComes receives an answer, whose source must be own.
 func answerComes(t *testing.T, at *net.UDPConn, own netip.AddrPort) {
 	t.Helper()
 	b := make([]byte, 100)
@@ -146,14 +147,13 @@ func answerComes(t *testing.T, at *net.UDPConn, own netip.AddrPort) {
 	}
 }
 
-// Answers come from the address and port that the packet was sent to, whichever of the machine's that is, and go to
-// where it came from.
+// Answers have the packet's destination, which may be any local address, as source, and its source as destination.
 func TestReplies(t *testing.T) {
 	for _, addresses := range [][2]string{{"127.0.0.9", "127.0.0.1"}, {"127.0.0.9", "127.1.2.3"}, {"::1", "::1"}} {
 		peer := listen(t, netip.AddrPortFrom(netip.MustParseAddr(addresses[0]), 0))
 		remote := peer.LocalAddr().(*net.UDPAddr).AddrPort()
 		bothReply(t, 0, func(t *testing.T, reply replier) {
-			for range 2 { // of two ports in turn
+			for range 2 { // two ports in turn
 				for range 2 {
 					own := netip.AddrPortFrom(netip.MustParseAddr(addresses[1]), free(t))
 					packets := []*Packet{from(remote, own), from(remote, own)}
@@ -172,7 +172,7 @@ func TestReplies(t *testing.T) {
 	}
 }
 
-// The program's own socket sends, where the program or its server has the port; without it, that is an error.
+// If the program has bound the port, its own socket sends. Without UseSocket, that is an error.
 func TestRepliesByTheProgramsSocket(t *testing.T) {
 	peer := listen(t, netip.MustParseAddrPort("127.0.0.9:0"))
 	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), free(t))
@@ -192,7 +192,7 @@ func TestRepliesByTheProgramsSocket(t *testing.T) {
 	_ = server.Close()
 }
 
-// No answer has a source address that is not the machine's, and what is no UDP packet to the service is refused.
+// Answers from addresses that are not local are rejected, and so are packets other than UDP to the service.
 func TestRepliesRefuse(t *testing.T) {
 	remote, own := netip.MustParseAddrPort("127.0.0.9:4000"), netip.MustParseAddrPort("127.0.0.3:5005")
 	edit := func(p *Packet, change func(p *Packet)) *Packet { change(p); return p }
@@ -219,7 +219,7 @@ func TestRepliesRefuse(t *testing.T) {
 	})
 }
 
-// A packet to another port of the class does not take the program's socket out of use.
+// After an answer from another port of the class, the program's socket is still used.
 func TestRepliesOfTwoPorts(t *testing.T) {
 	peer := listen(t, netip.MustParseAddrPort("127.0.0.9:0"))
 	remote := peer.LocalAddr().(*net.UDPAddr).AddrPort()
@@ -235,7 +235,7 @@ func TestRepliesOfTwoPorts(t *testing.T) {
 	})
 }
 
-// A peer that the program has made itself is sent to or refused; a receiver that is closed opens no socket.
+// Peers built by the program are answered or rejected; a closed receiver opens no socket.
 func TestSendToAnyPeer(t *testing.T) {
 	m := newModule(t)
 	r, err := Open(m.path, "ctrl", Options{KeepPriority: true})

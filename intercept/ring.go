@@ -13,19 +13,19 @@ import (
 
 const unknown = ^uint64(0)
 
-// ring is a BPF ring buffer, mapped as record.h says.
+// ring is a mapped BPF ring buffer with the records of record.h.
 type ring struct {
 	fd                 int
 	consumed, produced []byte // the mappings
 	consumer, producer *uint64
-	data               []byte // twice in a row, so that no record is broken
-	next               uint64 // behind what was given out
-	released           uint64 // what we have written to consumer last
-	lost               uint64 // as of the last record
+	data               []byte // mapped twice in a row, so that no record wraps
+	next               uint64 // position after the fetched records
+	released           uint64 // position last written to consumer
+	lost               uint64 // of the last record
 }
 
-// mapRing maps the pages of a BPF ring buffer: the consumer's position, writable, then the producer's position and
-// twice the data, read-only, so that a record never wraps. size is that of the data in bytes, a power of two.
+// mapRing maps the pages of a BPF ring buffer: the consumer's position, writable, then the producer's position and the
+// data twice in a row, read-only, so that no record wraps. size is that of the data in bytes, a power of two.
 func mapRing(fd, size int) (*ring, error) {
 	page := os.Getpagesize()
 	if size < page || size&(size-1) != 0 {
@@ -42,22 +42,22 @@ func mapRing(fd, size int) (*ring, error) {
 	}
 	r := &ring{fd: fd, consumed: consumed, produced: produced, consumer: word(consumed), producer: word(produced),
 		data: produced[page:], lost: unknown}
-	r.next = r.begin()
+	r.next = r.firstRecord()
 	r.release()
 	return r, nil
 }
 
-// begin is the position of the first record. A program that had the ring before may have left any, from which none
-// would be found again: then it is behind those that wait.
-func (r *ring) begin() uint64 {
+// firstRecord returns the position of the first record. The previous consumer may have left a position that is not the
+// start of a record: then it is the end of the pending records.
+func (r *ring) firstRecord() uint64 {
 	from, end, size := atomic.LoadUint64(r.consumer), atomic.LoadUint64(r.producer), uint64(len(r.data)/2)
 	if from%8 != 0 {
 		return end
 	}
 	at := from
 	for end-at-1 < size {
-		length := lengthOf(atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(r.data[at&(size-1):])))))
-		if length < 16 { // the least is what only wakes
+		length := recordLength(atomic.LoadUint32((*uint32)(unsafe.Pointer(unsafe.SliceData(r.data[at&(size-1):])))))
+		if length < 16 { // the smallest record only wakes
 			return end
 		}
 		at += length
@@ -68,8 +68,10 @@ func (r *ring) begin() uint64 {
 	return from
 }
 
-// lengthOf is how far the next record is, by the first word of one.
-func lengthOf(head uint32) uint64 { return (ringHeader + uint64(head&^(busyBit|discardBit)) + 7) &^ 7 }
+// recordLength returns the distance to the next record; head is the first word of this one.
+func recordLength(head uint32) uint64 {
+	return (ringHeader + uint64(head&^(busyBit|discardBit)) + 7) &^ 7
+}
 
 func word(b []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(b))) }
 
@@ -81,7 +83,7 @@ func (r *ring) close() {
 
 func (r *ring) pending() bool { return atomic.LoadUint64(r.producer) != r.next }
 
-// release lets the kernel write where the packets are that were given out.
+// release returns the room of the fetched records to the kernel.
 func (r *ring) release() {
 	if r.released != r.next || r.moved() {
 		atomic.StoreUint64(r.consumer, r.next)
@@ -92,7 +94,7 @@ func (r *ring) release() {
 // moved reports whether another program has written the consumer's position.
 func (r *ring) moved() bool { return atomic.LoadUint64(r.consumer) != r.released }
 
-// fetch gives out what there is, at most as many as fit.
+// fetch returns the number of fetched packets, at most len(packets).
 func (r *ring) fetch(packets []Packet) (n int) {
 	end, mask := atomic.LoadUint64(r.producer), uint64(len(r.data)/2-1)
 	for r.next != end && n < len(packets) {
@@ -106,13 +108,13 @@ func (r *ring) fetch(packets []Packet) (n int) {
 			packets[n] = r.packet(at[ringHeader : ringHeader+size])
 			n++
 		}
-		r.next += lengthOf(head)
+		r.next += recordLength(head)
 	}
 	return n
 }
 
-// packet returns the packet of a record. Frame is memory of the ring and valid until the record is released. Lost is
-// how many packets found no room since the record before.
+// packet returns the packet of a record. Frame is memory of the ring, valid until the record is released. Lost counts
+// the packets without room since the previous record.
 func (r *ring) packet(b []byte) Packet {
 	e := (*record)(unsafe.Pointer(unsafe.SliceData(b)))
 	p := Packet{Frame: b[unsafe.Sizeof(*e):][:e.CapLen:e.CapLen], Len: int(e.Len), L3: int(e.L3), L4: int(e.L4),
@@ -123,7 +125,7 @@ func (r *ring) packet(b []byte) Packet {
 	if r.lost != unknown && e.Lost > r.lost {
 		p.Lost = e.Lost - r.lost
 	}
-	if r.lost == unknown || e.Lost > r.lost { // records of several CPUs overtake each other
+	if r.lost == unknown || e.Lost > r.lost { // records of several CPUs may be out of order
 		r.lost = e.Lost
 	}
 	return p

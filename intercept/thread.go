@@ -14,7 +14,7 @@ import (
 
 const shortSlice = 100_000 // ns
 
-// prepareThread makes the calling thread one for packets that must not wait.
+// prepareThread sets timer slack, affinity, memory locking and priority of the calling thread.
 func prepareThread(o *Options) error {
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)
 	if len(o.CPUs) > 0 {
@@ -38,14 +38,14 @@ func prepareThread(o *Options) error {
 			return fmt.Errorf("SCHED_FIFO %d: %w: it needs CAP_SYS_NICE or ulimit -r %d", o.FIFO, err, o.FIFO)
 		}
 	case !o.KeepPriority:
-		raisePriority()
+		requestShortSlices()
 	}
 	return nil
 }
 
-// raisePriority requests nice -20 if this process may, and the shortest time slices: such a thread preempts others as
-// soon as it wakes (Linux 6.12).
-func raisePriority() {
+// requestShortSlices requests nice -20 if this process may, and the shortest time slices: such a thread preempts others
+// as soon as it wakes (Linux 6.12).
+func requestShortSlices() {
 	a, err := unix.SchedGetAttr(0, 0)
 	if err != nil || a.Policy != unix.SCHED_NORMAL {
 		return
@@ -57,19 +57,19 @@ func raisePriority() {
 		_ = unix.SchedSetAttr(0, a, 0)
 		return
 	}
-	leadSession()
+	raiseAutogroup()
 }
 
-// leadSession has a session that is this process's go before others, where each is a group for the scheduler
-// (autogroup): nice counts within it only. One that is shared stays as it is.
-func leadSession() {
+// raiseAutogroup sets nice -20 for the session's scheduling group: with autogroup, nice values count within a session
+// only (sched(7)). It leaves a session that other processes share unchanged.
+func raiseAutogroup() {
 	if sid, err := unix.Getsid(0); err == nil && sid == os.Getpid() {
-		_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0) // where there are none, nice is enough
+		_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0) // without autogroup, nice suffices
 	}
 }
 
-// threadStanding returns how the scheduler sees the calling thread. A nice value of -10 or less counts as preferred:
-// it outweighs an ordinary thread about nine to one (sched_prio_to_weight of the kernel).
+// threadStanding returns how the scheduler treats the calling thread. A nice value of -10 or less counts as preferred:
+// it outweighs an ordinary thread about nine to one (the kernel's sched_prio_to_weight).
 func threadStanding() standing {
 	a, err := unix.SchedGetAttr(0, 0)
 	switch {
@@ -83,15 +83,15 @@ func threadStanding() standing {
 	return ordinary
 }
 
-// look is what the scheduler has done to a thread so far.
-type look struct {
-	waited                 uint64 // ns, runnable and not running
+// schedSample has the scheduler's counters of a thread.
+type schedSample struct {
+	waited                 uint64 // ns, runnable but not running
 	voluntary, involuntary int64
 }
 
-// readSchedstat reads the counters of the calling thread. schedstat is its /proc/thread-self/schedstat, opened once;
-// nil if the kernel does not have it: then waited is 0.
-func readSchedstat(schedstat *os.File) (l look) {
+// sampleThread samples the counters of the calling thread. schedstat is its open /proc/thread-self/schedstat, or nil:
+// then waited is 0.
+func sampleThread(schedstat *os.File) (l schedSample) {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_THREAD, &usage) == nil {
 		l.voluntary, l.involuntary = usage.Nvcsw, usage.Nivcsw
@@ -107,15 +107,15 @@ func readSchedstat(schedstat *os.File) (l look) {
 	return l
 }
 
-// threadTime is how long this thread has run, ns.
+// threadTime returns the CPU time of this thread in ns.
 func threadTime() int64 {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
 	return t.Nano()
 }
 
-// nameOf is the name of a thread that this process may see.
-func nameOf(pid uint32) (name [16]byte) {
+// threadName returns the name of a thread, or zeros if it is unknown.
+func threadName(pid uint32) (name [16]byte) {
 	if pid == 0 {
 		return name
 	}

@@ -4,9 +4,9 @@ package intercept
 
 import "testing"
 
-// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, whose packets wake
-// within 20 us, and where going to sleep takes 20 us. Times are its own. It reports how many packets found it asleep or
-// resting, and how long it slept, of all.
+// replay simulates bursts of five packets on a machine whose timers are late by slip, whose packets wake within 20 us,
+// and where going to sleep takes 20 us, in simulated time. It returns the number of packets that arrived while the
+// waiter slept or rested, and the fraction of time that it slept.
 func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float64) {
 	begin := max(w.first+period, 1_000_000_000)
 	now, sleeps := max(w.last, 1_000_000_000), int64(0)
@@ -38,7 +38,7 @@ func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float6
 	return asleep, float64(sleeps) / float64(int64(bursts)*period)
 }
 
-// Between bursts the wait sleeps, and is there when they come; a burst is not slept in.
+// The waiter sleeps between bursts and runs when they arrive; it does not sleep within bursts.
 func TestBurstsFindItAwake(t *testing.T) {
 	for _, awake := range []int64{500, 950} {
 		w := newWaiter(goals{reach: 1000 * us, awake: awake}, preferred)
@@ -51,7 +51,7 @@ func TestBurstsFindItAwake(t *testing.T) {
 	}
 }
 
-// Where timers are too late for a sleep before the next burst, a real-time thread's rests are between bursts.
+// If timers are too late for a sleep before the next burst, a real-time thread rests between bursts.
 func TestRestsBetweenBursts(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 999}, realtime)
 	replay(w, 3000, 100*us, 30*us)
@@ -60,7 +60,7 @@ func TestRestsBetweenBursts(t *testing.T) {
 	}
 }
 
-// Packets that are further apart than `reach`, and irregular, are not spun for.
+// The waiter does not spin for irregular packets with gaps over reach.
 func TestSeldomPacketsAreSleptFor(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 975}, preferred)
 	now := int64(1_000_000_000)
@@ -74,7 +74,7 @@ func TestSeldomPacketsAreSleptFor(t *testing.T) {
 	}
 }
 
-// An ordinary thread that has lost its CPU sleeps for each packet, and comes back to spinning.
+// An ordinary thread that was preempted sleeps for each packet, and spins again later.
 func TestOrdinaryGivesWay(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 950}, ordinary)
 	replay(w, 1000, 200*us, 10*us)
@@ -83,15 +83,15 @@ func TestOrdinaryGivesWay(t *testing.T) {
 	if s := w.next(now); s.kind != stepSleep {
 		t.Errorf("after it has lost its CPU it does %+v", s)
 	}
-	now += briefStep
-	if w.ease(now); w.rest != 0 {
+	now += ordinaryEase
+	if w.reduceRest(now); w.rest != 0 {
 		t.Errorf("it rests for %d of 1000 though others had a moment to go", w.rest)
 	}
-	for range 20 { // they have not
+	for range 20 { // without further preemptions
 		now += 2 * w.step
 		w.preempted(now)
 	}
-	if w.step != slowStep {
+	if w.step != maxEase {
 		t.Errorf("it tries again every %d ns, though each time it loses its CPU", w.step)
 	}
 }
