@@ -128,11 +128,11 @@ type request struct {
 type socket struct {
 	Ifindex uint32 `json:"ifindex"`
 	Queue   uint32 `json:"queue"`
-	Bell    bool   `json:"bell"` // a wake socket: it only wakes the program
+	Wake    bool   `json:"bell"` // a wake socket: it only wakes the program
 }
 
 // socketsEntry mirrors struct icpt_sockets.
-type socketsEntry struct{ Ifindex, Bells uint32 }
+type socketsEntry struct{ Ifindex, WakeSockets uint32 }
 
 type event struct {
 	Event string `json:"event"`
@@ -153,7 +153,7 @@ type opened struct {
 	Deadline   int64  `json:"deadline"` // ns
 	Watchdog   int64  `json:"watchdog"` // ns
 	Generation uint64 `json:"generation"`
-	Bell       uint32 `json:"bell,omitempty"` // ifindex of the interface whose sockets may wake the program
+	WakeSocket uint32 `json:"bell,omitempty"` // ifindex of the interface for wake sockets; 0: none
 	MAC        string `json:"mac,omitempty"`  // of it
 }
 
@@ -219,7 +219,7 @@ func (f *running) serve(c *class, me *consumer, pages *pages) error {
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
 	if on := f.live.Attachments(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
 		!f.consumers.occupied(me, on[0].Ifindex) {
-		answer.Bell, answer.MAC = on[0].Ifindex, on[0].MAC
+		answer.WakeSocket, answer.MAC = on[0].Ifindex, on[0].MAC
 	}
 	if err := me.client.SendMaps(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
 		return err
@@ -303,8 +303,8 @@ func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
 		return err
 	}
 	e := socketsEntry{Ifindex: s.Ifindex}
-	if s.Bell {
-		e.Bells = 1
+	if s.Wake {
+		e.WakeSockets = 1
 	}
 	return live.Maps.Put(mapInterfaces, uint32(slot), e)
 }

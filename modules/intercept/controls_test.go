@@ -33,7 +33,7 @@ const (
 type commander struct {
 	t        testing.TB
 	slot     int
-	bell     *uint32
+	doorbell *uint32
 	consumer []byte
 	producer []byte // page 1 and the data, twice
 	size     uint64
@@ -68,7 +68,7 @@ func (c *commander) put(m control64) bool {
 	return true
 }
 
-func (c *commander) ring() { atomic.StoreUint32(c.bell, 1) }
+func (c *commander) ring() { atomic.StoreUint32(c.doorbell, 1) }
 
 // send submits messages that take effect together.
 func (c *commander) send(messages ...control64) {
@@ -159,7 +159,7 @@ func TestHostileControls(t *testing.T) {
 		}
 		c.ring()
 		packets := 0
-		for ; *c.bell != 0; packets++ {
+		for ; *c.doorbell != 0; packets++ {
 			k.run(f)
 		}
 		var rested uint64 // emulated machines take so long for messages that the class is left alone for a while
@@ -177,7 +177,7 @@ func TestHostileControls(t *testing.T) {
 				c.producer[os.Getpagesize()+at] = byte(i + at*i)
 			}
 			*word(c.producer) = uint64(i) * 0x123456789
-			atomic.StoreUint32(c.bell, ^uint32(0))
+			atomic.StoreUint32(c.doorbell, ^uint32(0))
 			k.run(datagram(8080, "1234DATA").bytes())
 		}
 		if n := k.report("data").Packets; n != 100 {

@@ -40,8 +40,8 @@ type xsk struct {
 const chunks, chunkSize = 16, 4096
 
 const (
-	byBell    = 2  // enum icpt_waiting
-	bellBytes = 64 // ICPT_BELL
+	bySocket  = 2  // enum icpt_waiting
+	wakeBytes = 64 // ICPT_WAKE_BYTES
 	headers   = 14 + 20 + 8
 )
 
@@ -227,14 +227,14 @@ func TestXSK(t *testing.T) {
 func TestWakeSocket(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	live := sdk.Live{Maps: k.maps, Attachments: func() []sdk.Attachment { return []sdk.Attachment{{Ifindex: ifindex}} }}
-	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Bell: true}, x.fd); err != nil {
+	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Wake: true}, x.fd); err != nil {
 		t.Fatal(err)
 	}
 	for i, text := range []string{"short", strings.Repeat("long", 300), "again"} {
 		seq := uint64(2 * i)
-		atomic.StoreUint32(&r.state.Waiting, byBell)
+		atomic.StoreUint32(&r.state.Waiting, bySocket)
 		send(text)
-		if _, frame := x.receive(t); !bytes.HasSuffix(frame, []byte(text[:min(len(text), bellBytes-headers)])) {
+		if _, frame := x.receive(t); !bytes.HasSuffix(frame, []byte(text[:min(len(text), wakeBytes-headers)])) {
 			t.Errorf("rung by %q, want the beginning of %q", frame, text)
 		}
 		r.awaitRecord(t, seq, text)
@@ -245,7 +245,7 @@ func TestWakeSocket(t *testing.T) {
 		t.Error("rung for a program that was awake")
 	}
 	removeSockets(k.maps, 0)
-	atomic.StoreUint32(&r.state.Waiting, byBell)
+	atomic.StoreUint32(&r.state.Waiting, bySocket)
 	if !r.sleeps(30*time.Second, func() { send("by the ring") }) {
 		t.Error("not woken where there is no wake socket")
 	}
