@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// build compiles a copy of an example, which it returns with its directory.
+// build compiles a copy of an example, and returns it with its directory.
 func build(t *testing.T, name string) (*pkgs.Package, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)
@@ -47,7 +47,7 @@ func compile(t *testing.T, dir string) *pkgs.Package {
 	return p
 }
 
-// load links a package alone, for one direction.
+// load links a package without other modules, for one direction.
 func load(t *testing.T, p *pkgs.Package, side chain.Side, settings sdk.Settings,
 	fill func(sdk.Maps) error) *dataplane.Loaded {
 	t.Helper()
@@ -78,7 +78,7 @@ func run(t *testing.T, l *dataplane.Loaded, frame []byte, times int) {
 	}
 }
 
-// udp4 is a datagram from 10.0.0.7.
+// udp4 returns a datagram from 10.0.0.7.
 func udp4(port uint16) []byte {
 	f := make([]byte, 60)
 	f[12], f[14], f[17], f[23], f[39] = 0x08, 0x45, 46, 17, 26
@@ -87,7 +87,7 @@ func udp4(port uint16) []byte {
 	return f
 }
 
-// tcp6 is a segment from fd00::7.
+// tcp6 returns a segment from fd00::7.
 func tcp6(port uint16) []byte {
 	f := make([]byte, 74)
 	f[12], f[13], f[14], f[19], f[20], f[66] = 0x86, 0xdd, 0x60, 20, 6, 5<<4
@@ -120,7 +120,7 @@ type eventsAnswer struct {
 
 const mapSet, watchConfig = "b71a0a7ce1", `{"watch": [53, 443], "keep": 1000}`
 
-// startTopports takes topports to where packets meet it.
+// startTopports loads topports and starts its control plane.
 func startTopports(t *testing.T, side chain.Side) (*process, *dataplane.Loaded) {
 	t.Helper()
 	p, dir := build(t, "topports")
@@ -165,7 +165,7 @@ func TestTopports(t *testing.T) {
 	}
 }
 
-// waitForEvents asks until so many events have been read.
+// waitForEvents polls until n events have been read.
 func (p *process) waitForEvents(n int) eventsAnswer {
 	p.t.Helper()
 	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
@@ -180,10 +180,10 @@ func (p *process) waitForEvents(n int) eventsAnswer {
 	}
 }
 
-// The ring runs over its end several times; every event that was sent is read, in order.
+// The ring wraps around several times; every event is read, in order.
 func TestTopportsReadsAroundTheRing(t *testing.T) {
 	pr, l := startTopports(t, chain.OnTCIngress)
-	const packets, each = 20000, 1000 // of 56 bytes in the ring of 262144
+	const packets, each = 20000, 1000 // events of 56 bytes in a ring of 262144
 	for i := range packets / each {
 		run(t, l, udp4(53), each)
 		pr.waitForEvents((i + 1) * each)
@@ -200,7 +200,7 @@ func TestTopportsReadsAroundTheRing(t *testing.T) {
 	}
 }
 
-// The next map set has new watched ports and the same ring: its reader continues where the last one stopped.
+// The next map set has new watched ports and the same ring: its reader continues where the previous one stopped.
 func TestTopportsChangesMapSet(t *testing.T) {
 	pr, l := startTopports(t, chain.OnTCIngress)
 	run(t, l, udp4(53), 2)
@@ -240,7 +240,7 @@ func TestTopportsRefuses(t *testing.T) {
 	}
 }
 
-// A body of unknown length is refused, and not taken for the request after it.
+// A body of unknown length is rejected, and not parsed as the next request.
 func TestTopportsRefusesChunks(t *testing.T) {
 	p, dir := build(t, "topports")
 	pr := startProcess(t, p, dir)
@@ -262,7 +262,7 @@ func TestTopportsRefusesChunks(t *testing.T) {
 
 type packetsAnswer struct{ Packets []port }
 
-// What `kerb package new --control python` writes works as it is.
+// The skeleton of `kerb package new --control python` works unchanged.
 func TestPythonSkeleton(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "sample")
 	if err := pkgs.New(dir, "sample", pkgs.NewWatch, pkgs.NewWithPython); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// compileLibrary makes a program of a C source and lib/intercept.
+// compileLibrary compiles a C source with lib/intercept.
 func compileLibrary(t *testing.T, source string) string {
 	t.Helper()
 	clang, err := pkgs.FindClang(t.Context(), "")
@@ -33,7 +33,7 @@ func compileLibrary(t *testing.T, source string) string {
 	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept",
 		"-I../bpf/include", "-o", out, source}, append(sources, "-lm")...)
 	for _, file := range append(sources, source) {
-		if _, err := os.Stat(file); err != nil { // the go command learns what the test depends on
+		if _, err := os.Stat(file); err != nil { // the go command's test cache records the file
 			t.Fatal(err)
 		}
 	}
@@ -52,7 +52,7 @@ func TestProgramsCompile(t *testing.T) {
 	}
 }
 
-// The pendulum stands while answers come in time, and falls when they are late.
+// The pendulum stays upright while answers are in time, and falls if they are late.
 func TestPendulumFallsWithLateAnswers(t *testing.T) {
 	compileLibrary(t, "intercept-pendulum/sensors.c")
 	plant, controller := compileLibrary(t, "intercept-pendulum/plant.c"),
@@ -87,8 +87,8 @@ func TestPendulumFallsWithLateAnswers(t *testing.T) {
 	}
 }
 
-// undisturbed is a command before others, with those of its kind on one CPU: of two programs, one of which waits for
-// the other, the one does not continue where the other is held up.
+// undisturbed returns a command with high priority. All such commands share one CPU, so that if one of two programs is
+// preempted, the other does not run on.
 func undisturbed(t *testing.T, command string, args ...string) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() != 0 {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// alone gives a script a node of its own, without this repository and the Go tools: nothing but an installed kerb and
-// the packages of the distribution. The interface kerb0 of the node leads to the namespace client.
+// alone runs a script on a separate node without this repository and the Go tools, with an installed kerb and the
+// packages of the distribution only. The node's interface kerb0 is connected to the namespace client.
 const alone = `set -eu -o pipefail
 mount -t tmpfs tmpfs "$REPOSITORY"
 mount -t tmpfs tmpfs /run
@@ -82,7 +82,7 @@ func outside(t *testing.T, name, script string) string {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
-	// Whatever the script leaves running ends with its PID namespace.
+	// Processes that the script leaves running are killed with its PID namespace.
 	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
 		"bash", "-c", alone+script)
 	cmd.Dir, cmd.WaitDelay = dir, 5*time.Second
@@ -96,8 +96,8 @@ func outside(t *testing.T, name, script string) string {
 	return string(out)
 }
 
-// A store of values answers in the kernel, on TC and XDP, IPv4 and IPv6. No program listens on its port, so that what
-// it leaves to the stack is refused.
+// A key-value store answers in the kernel, on TC and XDP, over IPv4 and IPv6. No program listens on its port, so that
+// requests that pass to the stack are refused.
 func TestKVOutside(t *testing.T) {
 	out := outside(t, "kv", `
 cat > ask <<'END'
@@ -123,7 +123,7 @@ done
 	}
 }
 
-// A model judges packets by features that Kerb does not know: what it takes for odd is dropped, and nothing else.
+// A model classifies packets by features that Kerb does not know: only anomalies are dropped.
 func TestJudgeOutside(t *testing.T) {
 	out := outside(t, "judge", `
 large=$(printf %0128d 0)
@@ -144,8 +144,8 @@ done
 	}
 }
 
-// A module labels packets by what it has seen before, and a class of intercept takes these, which no condition on a
-// packet could distinguish from others.
+// A module labels packets by their history, and a class of intercept matches the label, which no condition on a single
+// packet could express.
 func TestUrgentOutside(t *testing.T) {
 	out := outside(t, "urgent", `
 cat > classes.yaml <<'END'

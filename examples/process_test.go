@@ -24,16 +24,16 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// process is a control plane, run as docs/control-planes.md says, by hand.
+// process is a control plane, started by hand as in docs/control-planes.md.
 type process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
-	maps   *os.File // our end of the socket for maps
+	maps   *os.File // the agent's end of the socket for maps
 	client *http.Client
 	done   chan error
 }
 
-// startProcess starts the control plane of a package that was built in its directory.
+// startProcess starts the control plane of a package built in its directory.
 func startProcess(t *testing.T, p *pkgs.Package, dir string) *process {
 	t.Helper()
 	sock := filepath.Join(t.TempDir(), "s")
@@ -71,7 +71,7 @@ func startProcess(t *testing.T, p *pkgs.Package, dir string) *process {
 	return pr
 }
 
-// stop ends the process as the agent's end does: by the end of the socket for maps.
+// stop ends the process by closing the socket for maps, as when the agent exits.
 func (p *process) stop() {
 	p.client.CloseIdleConnections()
 	p.maps.Close()
@@ -86,7 +86,7 @@ func (p *process) stop() {
 	}
 }
 
-// call makes a request, whose answer it decodes into out, if any; it returns the status.
+// call sends a request, decodes the answer into out unless it is nil, and returns the status.
 func (p *process) call(method, path string, body, out any) int {
 	p.t.Helper()
 	text := []byte(nil)
@@ -114,7 +114,7 @@ func (p *process) call(method, path string, body, out any) int {
 	return res.StatusCode
 }
 
-// must is a POST of the contract that succeeds.
+// must sends a POST that must succeed.
 func (p *process) must(name string, body, out any) {
 	p.t.Helper()
 	if status := p.call("POST", sdk.PathPrefix+name, body, out); status != 200 && status != 204 {
@@ -136,7 +136,7 @@ func (p *process) send(mapSet string, m sdk.Maps) error {
 	return unix.Sendmsg(int(p.maps.Fd()), text, unix.UnixRights(fds...), nil, 0)
 }
 
-// fill is what a module's Fill does with a control plane process.
+// fill returns the function that fills a map set by the control plane process.
 func (p *process) fill(mapSet, config string) func(sdk.Maps) error {
 	return func(m sdk.Maps) error {
 		if err := p.send(mapSet, m); err != nil {

@@ -33,18 +33,18 @@ func passed(t *testing.T, m *sdktest.Module, n int) (count int) {
 	return count
 }
 
-// After the burst packets are dropped, until waiting has earned new tokens; never more than the burst.
+// After the burst, packets are dropped until new tokens are credited, at most a burst.
 func TestRatelimit(t *testing.T) {
 	for _, hook := range []string{"xdp", "tc"} {
 		t.Run(hook, func(t *testing.T) {
-			const rate, burst = 20, 10 // a token each 50 ms
+			const rate, burst = 20, 10 // a token every 50 ms
 			m := loadRatelimit(t, hook, rate, burst)
 			earned := func(since time.Time) int { return int(time.Since(since)*rate/time.Second) + 1 }
 			begun, total := time.Now(), 0
 			for _, step := range []struct {
 				after time.Duration
 				least int
-			}{{0, burst}, {time.Second / 4, 5}, {time.Second, burst}} { // the last earns 20, of which the bucket holds 10
+			}{{0, burst}, {time.Second / 4, 5}, {time.Second, burst}} { // the last credits 20, of which the bucket holds 10
 				time.Sleep(step.after)
 				at := time.Now()
 				got := passed(t, m, 3*burst)
@@ -58,12 +58,12 @@ func TestRatelimit(t *testing.T) {
 	}
 }
 
-// The highest rate and burst do not overflow: a full bucket stays full.
+// The maximum rate and burst do not overflow: a full bucket stays full.
 func TestRatelimitAtItsHighest(t *testing.T) {
 	m := loadRatelimit(t, "tc", 10_000_000, 1_000_000)
 	m.CheckVerified(50000)
 	first := passed(t, m, 10)
-	time.Sleep(50 * time.Millisecond) // the bucket fills up
+	time.Sleep(50 * time.Millisecond) // the bucket fills
 	if n := first + passed(t, m, 10); n != 20 {
 		t.Errorf("%d of 20 packets pass", n)
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kmod speaks to the kernel module that lies alongside it: Kerb's other way to hand time-critical packets to a
-// program, for kernels and devices where eBPF cannot. README.md describes how the module is built and what it promises.
+// Package kmod controls the kernel module in this directory: an alternative delivery of time-critical packets to
+// programs, for kernels and devices without the required eBPF features. README.md describes how to build it, and its
+// guarantees.
 package kmod
 
 import (
@@ -13,13 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Device is there when the module is loaded.
+// Device exists while the module is loaded.
 const Device = "/dev/kerb-intercept"
 
-// PatternSize is the most bytes of payload that a rule compares.
+// PatternSize is the maximum number of payload bytes that a rule compares.
 const PatternSize = 16
 
-// Actions, of enum icpt_action in record.h: the stack gets what the ring got, too, or does not.
+// Actions, of enum icpt_action in record.h. With Copy, the network stack gets delivered packets, too; with Steal it
+// does not.
 const (
 	Copy  = 3
 	Steal = 4
@@ -27,26 +29,26 @@ const (
 
 // Rule is struct icpt_rule. From Family on, zero matches anything.
 type Rule struct {
-	Watchdog              uint64 // ns that records may wait before what is to be stolen passes
+	Watchdog              uint64 // ns for which records may stay unread before packets pass
 	Ifindex               uint32
 	Ring                  uint32 // bytes, a power of two and whole pages
 	Action                uint32 // Copy or Steal
-	Caplen                uint32 // bytes of a frame that are delivered; 0: all
-	Slot                  uint16 // comes back in records
+	Caplen                uint32 // maximum bytes of a frame that are delivered; 0: all
+	Slot                  uint16 // copied to records
 	Family, Protocol      uint8  // 4 or 6; IANA number
-	FirstPort, LastPort   uint16 // destination
-	PatternAt, PatternLen uint16 // in the payload
+	FirstPort, LastPort   uint16 // destination ports
+	PatternAt, PatternLen uint16 // offset in the payload, length
 	Pattern, Mask         [PatternSize]byte
 }
 
-// Stats is struct icpt_stats: of the packets that matched.
+// Stats is struct icpt_stats, the counters of matching packets.
 type Stats struct{ Packets, Bytes, Delivered, Lost, Passed uint64 }
 
-// ErrNotLoaded is wrapped when the kernel does not have the module.
+// ErrNotLoaded is wrapped if the module is not loaded.
 var ErrNotLoaded = errors.New("the kernel module kerb_intercept is not loaded: make -C kmod, insmod " +
 	"kmod/kerb_intercept.ko")
 
-// Load puts a .ko file into the kernel.
+// Load loads a .ko file into the kernel.
 func Load(object string) error {
 	f, err := os.Open(object)
 	if err != nil {
@@ -56,17 +58,17 @@ func Load(object string) error {
 	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
-// Unload takes the module out, unless a class is open.
+// Unload unloads the module. It fails while a class is open.
 func Unload() error { return unix.DeleteModule("kerb_intercept", unix.O_NONBLOCK) }
 
-// Requests, as kerb_intercept.h makes them with _IOW and _IOR.
+// ioctl requests, as defined in kerb_intercept.h with _IOW and _IOR.
 const (
 	attachRequest = 1<<30 | unsafe.Sizeof(Rule{})<<16 | 'K'<<8 | 0x60
 	statsRequest  = 2<<30 | unsafe.Sizeof(Stats{})<<16 | 'K'<<8 | 0x61
 )
 
-// Attach makes a class in the caller's network namespace. Who has the file, by inheritance too, maps the ring and
-// reads; that it is closed everywhere ends the class.
+// Attach creates a class in the caller's network namespace. Every process with the file, also by inheritance, can map
+// and read the ring. The class ends when all descriptors are closed.
 func Attach(rule Rule) (*os.File, error) {
 	f, err := os.OpenFile(Device, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -82,7 +84,7 @@ func Attach(rule Rule) (*os.File, error) {
 	return f, nil
 }
 
-// Count returns a class's counters.
+// Count returns the counters of a class.
 func Count(f *os.File) (s Stats, err error) {
 	return s, request(f, statsRequest, unsafe.Pointer(&s))
 }

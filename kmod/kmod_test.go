@@ -32,8 +32,7 @@ const (
 	ringSize = 1 << 20
 )
 
-// load puts the module into the kernel for one test. It is built for an emulated machine; this one's kernel is left
-// alone.
+// load loads the module for one test. It is built for emulated machines; other kernels skip the test.
 func load(t *testing.T) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") == "" {
@@ -51,10 +50,10 @@ func load(t *testing.T) {
 	})
 }
 
-// taints are the kernel's marks of its own bad state: a page freed twice, an oops, a warning, a lockup.
+// taints are the kernel's taint flags for a bad page, an oops, a warning and a lockup.
 const taints = 1<<5 | 1<<7 | 1<<9 | 1<<14
 
-// The kernel is as well after all tests as it was before; pages are examined when they leave the CPUs' lists.
+// After all tests, the kernel has no new taint flags. Pages are checked when they leave the per-CPU lists.
 func TestMain(m *testing.M) {
 	before := tainted()
 	code := m.Run()
@@ -72,19 +71,19 @@ func tainted() int {
 	return n & taints
 }
 
-// bed is a host that sends and a node that receives.
-type bed struct {
+// testLab is a sending host and a receiving node.
+type testLab struct {
 	lab    *netlab.Lab
 	host   *netlab.Host
-	socket *net.UDPConn // of the node, at the port
+	socket *net.UDPConn // socket of the node, bound to the port
 }
 
-func open(t *testing.T) *bed {
+func open(t *testing.T) *testLab {
 	t.Helper()
 	return openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true})
 }
 
-func openWith(t *testing.T, options netlab.HostOptions) *bed {
+func openWith(t *testing.T, options netlab.HostOptions) *testLab {
 	t.Helper()
 	const prefix = "kbkm"
 	lab, err := netlab.NewIn(prefix)
@@ -92,7 +91,7 @@ func openWith(t *testing.T, options netlab.HostOptions) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { lab.Close() })
-	b := &bed{lab: lab}
+	b := &testLab{lab: lab}
 	if b.host, err = lab.Host("sender", options); err != nil {
 		t.Fatal(err)
 	}
@@ -115,13 +114,13 @@ func openWith(t *testing.T, options netlab.HostOptions) *bed {
 	return b
 }
 
-// rule is for the UDP port of the bed's node.
-func (b *bed) rule() Rule {
+// rule returns a rule for the UDP port of the node.
+func (b *testLab) rule() Rule {
 	return Rule{Ifindex: uint32(b.host.OuterIndex()), Ring: ringSize, Action: Copy, Slot: 3, Watchdog: uint64(time.Hour),
 		Protocol: unix.IPPROTO_UDP, FirstPort: port, LastPort: port}
 }
 
-func (b *bed) attach(t *testing.T, rule Rule) (*os.File, *reader) {
+func (b *testLab) attach(t *testing.T, rule Rule) (*os.File, *reader) {
 	t.Helper()
 	f := b.try(rule)
 	if f.err != nil {
@@ -153,20 +152,20 @@ func read(t *testing.T, f *os.File, size int) *reader {
 	return &reader{ring, state}
 }
 
-// wait says that the program waits, and reports whether it has to: nothing came in between.
+// wait marks the program as waiting, and reports whether the ring is still empty.
 func (r *reader) wait() bool {
 	const waiting = 64 // offset in struct icpt_state
 	atomic.StoreUint32((*uint32)(unsafe.Pointer(&r.state[waiting])), 1)
 	return r.Empty()
 }
 
-// await is Next for a record that has to come; what a softirq does may take its time.
+// await is Next for an expected record, which a softirq may deliver late.
 func (r *reader) await() (rec Record, frame []byte, ok bool) {
 	for range 2000 {
 		if rec, frame, ok = r.Next(); ok {
 			break
 		}
-		time.Sleep(time.Millisecond) // the pause between looks
+		time.Sleep(time.Millisecond) // polling interval
 	}
 	return rec, frame, ok
 }
@@ -176,12 +175,12 @@ type attached struct {
 	err  error
 }
 
-func (b *bed) try(rule Rule) (a attached) {
+func (b *testLab) try(rule Rule) (a attached) {
 	a.err = b.lab.Node().Do(func() (err error) { a.file, err = Attach(rule); return err })
 	return a
 }
 
-func (b *bed) dial(t *testing.T, to netip.Addr, port int) net.Conn {
+func (b *testLab) dial(t *testing.T, to netip.Addr, port int) net.Conn {
 	t.Helper()
 	var conn net.Conn
 	err := b.host.Do(func() (err error) {
@@ -195,7 +194,7 @@ func (b *bed) dial(t *testing.T, to netip.Addr, port int) net.Conn {
 	return conn
 }
 
-// payload is the nth packet's: its number, and bytes that follow from it, of any size.
+// payload returns the payload of packet n: its number, and bytes and a size that depend on it.
 func payload(n int) []byte {
 	p := make([]byte, 8+n*37%1400)
 	binary.BigEndian.PutUint64(p, uint64(n))
@@ -205,7 +204,7 @@ func payload(n int) []byte {
 	return p
 }
 
-// send sends from one CPU, so that no packet overtakes another.
+// send sends from one CPU, so that packets stay in order.
 func send(t *testing.T, conn net.Conn, n int) {
 	t.Helper()
 	err := traffic.RunOnCPU(0, func() error {
@@ -221,8 +220,8 @@ func send(t *testing.T, conn net.Conn, n int) {
 	}
 }
 
-// received are the numbers of the packets that the node's socket gets until none come.
-func (b *bed) received(t *testing.T) (numbers []int) {
+// received returns the numbers of the packets that the node's socket receives, until none arrive.
+func (b *testLab) received(t *testing.T) (numbers []int) {
 	t.Helper()
 	buffer := make([]byte, 2048)
 	for {
@@ -238,14 +237,14 @@ func (b *bed) received(t *testing.T) (numbers []int) {
 	}
 }
 
-// What is delivered is what was sent, in order, and the stack gets it too.
+// Packets are delivered unchanged and in order, and the stack receives them, too.
 func TestCopies(t *testing.T) {
 	load(t)
 	b := open(t)
 	for _, to := range []netip.Addr{b.lab.Gateway4(), b.lab.Gateway6()} {
 		t.Run(to.String(), func(t *testing.T) {
 			f, r := b.attach(t, b.rule())
-			send(t, b.dial(t, to, port+1), 1) // of no class
+			send(t, b.dial(t, to, port+1), 1) // matches no class
 			send(t, b.dial(t, to, port), 500)
 			last := uint64(0)
 			for i := range 500 {
@@ -274,8 +273,7 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A program that stops reading loses its hold on the stack's packets when the watchdog says so, and has it again when
-// it reads.
+// If a program stops reading, packets pass to the stack after the watchdog's time, and are stolen again when it reads.
 func TestWatchdog(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -283,8 +281,8 @@ func TestWatchdog(t *testing.T) {
 	rule.Action, rule.Watchdog = Steal, uint64(200*time.Millisecond)
 	f, r := b.attach(t, rule)
 	conn := b.dial(t, b.lab.Gateway4(), port)
-	send(t, conn, 2)                   // the first begins the wait
-	time.Sleep(300 * time.Millisecond) // longer than the watchdog waits
+	send(t, conn, 2)                   // the first one starts the watchdog
+	time.Sleep(300 * time.Millisecond) // longer than the watchdog
 	send(t, conn, 3)
 	if got := b.received(t); len(got) != 3 {
 		t.Fatalf("the socket got %v of a program that does not read", got)
@@ -299,8 +297,8 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// Stolen packets are the ring's alone, until it is full: then the stack has them, and the gap in the numbers shows the
-// program.
+// Stolen packets go to the ring only, until it is full. Then they pass to the stack, and the program sees the gap in
+// sequence numbers.
 func TestStealsUntilFull(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -331,7 +329,7 @@ func TestPattern(t *testing.T) {
 	load(t)
 	b := open(t)
 	rule := b.rule()
-	rule.PatternAt, rule.PatternLen = 6, 2 // the number's low half, without the lowest bit
+	rule.PatternAt, rule.PatternLen = 6, 2 // the low half of the number, without the lowest bit
 	rule.Pattern, rule.Mask = [PatternSize]byte{0, 8}, [PatternSize]byte{0xff, 0xfe}
 	_, r := b.attach(t, rule)
 	conn := b.dial(t, b.lab.Gateway4(), port)
@@ -347,12 +345,12 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// Malformed frames match no class and do no harm.
+// Malformed frames match no class and cause no error.
 func TestMalformed(t *testing.T) {
 	load(t)
 	b := open(t)
 	rule := b.rule()
-	rule.Family, rule.Protocol, rule.FirstPort, rule.LastPort = 4, 0, 0, 0 // everything that has an IPv4 header
+	rule.Family, rule.Protocol, rule.FirstPort, rule.LastPort = 4, 0, 0, 0 // all packets with an IPv4 header
 	_, r := b.attach(t, rule)
 	whole := append([]byte{0x45, 0, 0, 36, 0, 1, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2}, 0x1b, 0x58, 0x1b, 0x58,
 		0, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -374,14 +372,14 @@ func TestMalformed(t *testing.T) {
 	if rec, _, ok := r.await(); !ok || rec.Payload != 42 {
 		t.Errorf("whole: %+v, %v", rec, ok)
 	}
-	b.raw(t, change(7, 1)) // not the first fragment: there is no UDP header
+	b.raw(t, change(7, 1)) // a later fragment, without UDP header
 	if rec, _, ok := r.await(); !ok || rec.Payload != rec.L4 {
 		t.Errorf("fragment: %+v, %v", rec, ok)
 	}
 }
 
-// raw sends an IPv4 packet as it is.
-func (b *bed) raw(t *testing.T, packet []byte) {
+// raw sends an IPv4 packet unchanged.
+func (b *testLab) raw(t *testing.T, packet []byte) {
 	t.Helper()
 	err := b.host.Do(func() error {
 		link, err := net.InterfaceByName(b.host.Interface())
@@ -435,7 +433,7 @@ func TestRefusesBadRules(t *testing.T) {
 	}
 }
 
-// A program can write nowhere but into its own page, and what it writes there hurts no other program.
+// A program can write only to its own page, which cannot affect other programs.
 func TestHostileProgram(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -463,8 +461,8 @@ func TestHostileProgram(t *testing.T) {
 	}
 }
 
-// A consumer position ahead of the producer, or one that promises more room than the ring has, gives no room: the
-// kernel must not write beyond the ring. Without the comparisons of ring_reserve this panics the machine.
+// A consumer position ahead of the producer, or one that implies more room than the ring has, yields no room: the
+// kernel must not write beyond the ring. Without the comparisons in ring_reserve, this panics the machine.
 func TestConsumerPositionsAreNotTrusted(t *testing.T) {
 	load(t)
 	b := openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true, MTU: 65535})
@@ -494,8 +492,8 @@ func TestConsumerPositionsAreNotTrusted(t *testing.T) {
 	}
 }
 
-// Random consumer positions, stored while packets of random sizes arrive on another CPU, cost the program's own packets
-// only: TestMain looks for what the kernel noticed.
+// Random consumer positions, stored while packets of random sizes arrive on another CPU, affect the program's own
+// packets only. TestMain checks the kernel's taint flags.
 func TestRandomConsumerPositions(t *testing.T) {
 	load(t)
 	first := seed.Of(t)
@@ -541,7 +539,7 @@ func TestRandomConsumerPositions(t *testing.T) {
 	}
 }
 
-// A device that is removed takes the hook along, and the program is notified.
+// Removing a device removes the hook and notifies the program.
 func TestDeviceGoes(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -562,7 +560,7 @@ func TestDeviceGoes(t *testing.T) {
 	}
 }
 
-// A program that sleeps in poll is woken by a packet.
+// A packet wakes a program that sleeps in poll.
 func TestWakes(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -581,7 +579,7 @@ func TestWakes(t *testing.T) {
 			}
 			woken <- err
 		}()
-		time.Sleep(time.Duration(i%3) * time.Millisecond) // before, while and after it falls asleep
+		time.Sleep(time.Duration(i%3) * time.Millisecond) // before, while and after it goes to sleep
 		conn.Write(payload(i))
 		if err := <-woken; err != nil && !errors.Is(err, unix.EINTR) {
 			t.Fatal(err)
@@ -592,8 +590,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The module comes, goes and loses its programs while packets flow: the socket gets them all, and the kernel stays
-// well.
+// The module is loaded and unloaded, and programs are killed, under traffic: the socket receives all packets, and the
+// kernel reports no error.
 func TestUnloadUnderTraffic(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -609,22 +607,22 @@ func TestUnloadUnderTraffic(t *testing.T) {
 				conn.Write(payload(i))
 			}
 			if i%32 == 0 {
-				time.Sleep(time.Millisecond) // the pace
+				time.Sleep(time.Millisecond) // the sending interval
 			}
 		}
 	}()
 	got := make(chan int)
-	var all atomic.Bool // are sent
+	var all atomic.Bool // set when all are sent
 	go func() {
 		n := 0
-		for last := false; !last; { // pauses may be long where the machine is slow
+		for last := false; !last; { // pauses may be long on slow machines
 			last = all.Load()
 			n += len(b.received(t))
 		}
 		got <- n
 	}()
 	for range 10 {
-		b.oneLife(t)
+		b.killProgram(t)
 	}
 	close(stop)
 	s := <-sent
@@ -634,8 +632,8 @@ func TestUnloadUnderTraffic(t *testing.T) {
 	}
 }
 
-// oneLife has a program killed while it holds a class, and the module replaced.
-func (b *bed) oneLife(t *testing.T) {
+// killProgram kills a program that holds a class, and replaces the module.
+func (b *testLab) killProgram(t *testing.T) {
 	t.Helper()
 	a := b.try(b.rule())
 	if a.err != nil {
@@ -647,7 +645,7 @@ func (b *bed) oneLife(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.file.Close()
-	time.Sleep(20 * time.Millisecond) // packets for a program that does not read
+	time.Sleep(20 * time.Millisecond) // packets arrive for a program that does not read
 	if err := Unload(); !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EBUSY) {
 		t.Fatalf("removed under a program: %v", err)
 	}

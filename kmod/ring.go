@@ -15,17 +15,17 @@ import (
 
 // Record is struct icpt_record of record.h.
 type Record struct {
-	Seq, Time, Lost uint64 // number in this ring, from 0 on; ns, CLOCK_MONOTONIC; packets without room so far
-	Len, Caplen     uint32 // bytes of the frame; of these, those that follow
+	Seq, Time, Lost uint64 // number in this ring, from 0; ns of CLOCK_MONOTONIC; packets lost so far
+	Len, Caplen     uint32 // bytes of the frame; bytes that follow the record
 	L3, L4, Payload uint16 // offsets from the start of the frame
 	Slot            uint16 // of the rule
 	Ifindex, Flags  uint32 // of the interface; ICPT_*
-	CPU, PID        uint32 // that met it; the thread that ran there, 0: idle or unknown
+	CPU, PID        uint32 // that processed it; the thread that ran there, 0: idle or unknown
 }
 
-// Ring is what a class's packets come through, the kernel module's or, laid out alike, a BPF ring buffer.
+// Ring is the mapped ring of a class, of the kernel module or, with the same layout, a BPF ring buffer.
 type Ring struct {
-	consumer, rest []byte // rest: the producer's page and the data twice
+	consumer, rest []byte // rest: the producer's page, and the data twice in a row
 	size           uint64
 }
 
@@ -43,23 +43,23 @@ func OpenRing(fd, size int) (*Ring, error) {
 	return &Ring{consumer, rest, uint64(size)}, nil
 }
 
-// Close takes the mappings away.
+// Close unmaps the ring.
 func (r *Ring) Close() error { return errors.Join(unix.Munmap(r.consumer), unix.Munmap(r.rest)) }
 
 func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(&page[0])) }
 
-// Empty reports that everything has been read.
+// Empty reports whether all records have been read.
 func (r *Ring) Empty() bool {
 	return atomic.LoadUint64(word(r.consumer)) == atomic.LoadUint64(word(r.rest))
 }
 
-// In the first word of a record's header, alongside its length (linux/bpf.h).
+// Flags in the first word of a record's header (linux/bpf.h).
 const (
 	busy    = 1 << 31 // being written
 	discard = 1 << 30
 )
 
-// Next takes a record and its frame out, or reports that there is none.
+// Next returns the next record with its frame and releases it; ok is false if there is none.
 func (r *Ring) Next() (rec Record, frame []byte, ok bool) {
 	for !r.Empty() {
 		at := atomic.LoadUint64(word(r.consumer))
@@ -71,7 +71,7 @@ func (r *Ring) Next() (rec Record, frame []byte, ok bool) {
 		n := uint64(head &^ discard)
 		if head&discard == 0 {
 			if _, err := binary.Decode(data[8:8+n], binary.NativeEndian, &rec); err != nil {
-				panic(err) // the kernel's records are long enough
+				panic(err) // never: records of the kernel are long enough
 			}
 			frame, ok = append(frame, data[8+binary.Size(rec):][:rec.Caplen]...), true
 		}

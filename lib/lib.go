@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lib holds the sources of the libraries in C, for the programs that Kerb compiles where it runs.
+// Package lib embeds the sources of the C libraries, for programs that Kerb compiles on the machine where it runs.
 package lib
 
 import (
@@ -16,8 +16,8 @@ import (
 //go:embed intercept/*.c intercept/*.h
 var files embed.FS
 
-// Write writes the library for receivers to the directory "intercept" in dir, with the headers that it needs from
-// elsewhere: all compile with that directory as the only one for headers.
+// Write writes the library for receivers to the directory "intercept" in dir, with all headers that it needs from other
+// directories.
 func Write(dir string) error {
 	buckets, err := bpf.Headers.ReadFile("include/kerb/buckets.h")
 	at := filepath.Join(dir, "intercept")

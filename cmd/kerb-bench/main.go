@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies alongside
-// it.
+// Command kerb-bench runs Kerb's benchmarks and the demo. It uses the kerb binary in the same directory for agents and
+// commands.
 package main
 
 import (
@@ -28,7 +28,7 @@ func root() *cobra.Command {
 			"kerb binary that\n" + binpath.KerbEnv + " names, or else the one in its own directory or on PATH.",
 		Version: version.Version(),
 	}
-	if os.Getenv(binpath.KerbEnv) != "" { // help shows what was typed
+	if os.Getenv(binpath.KerbEnv) != "" { // started by kerb: help shows the command that was typed
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: binpath.Kerb}
 	}
 	c.AddCommand(bench.Command(), demo.Command(), traffic.Command())

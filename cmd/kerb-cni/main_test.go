@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// maxSize keeps the program small: it is executed for each pod.
+// maxSize is the limit of the binary, which is executed for each pod.
 const maxSize = 4_000_000
 
 func TestSize(t *testing.T) {
@@ -29,7 +29,7 @@ func TestSize(t *testing.T) {
 	}
 }
 
-// kerb-cni has neither HTTP nor TLS nor a client of Kubernetes; kerb has nothing of Kubernetes.
+// kerb-cni links neither HTTP nor TLS nor a Kubernetes client; kerb links no Kubernetes packages.
 func TestDependencies(t *testing.T) {
 	for program, forbidden := range map[string][]string{
 		"kerb-cni": {"net/http", "crypto/tls", "k8s.io/", "sigs.k8s.io/", "github.com/kerb-edge/kerb/internal/agent"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kerb-kube-controller counts what the nodes of a Kubernetes cluster say of its ClusterModules.
+// Command kerb-kube-controller aggregates what the nodes of a Kubernetes cluster report about its ClusterModules.
 package main
 
 import (

@@ -10,16 +10,16 @@ import (
 
 const kerb = "github.com/kerb-edge/kerb/"
 
-// Nodes without Kubernetes carry nothing of it, and nodes with it no client that takes more memory than the rest.
+// kerb links no Kubernetes packages, and kerb-kube-node no client library that takes more memory than the rest.
 func TestImports(t *testing.T) {
 	for program, banned := range map[string][]string{
 		"cmd/kerb": {kerb + "integrations/kubernetes", "k8s.io/client-go", kerb + "integrations/oakestra",
 			"github.com/eclipse/"},
-		// which runs a thousand nodes in one process
+		// this package runs a thousand nodes in one process
 		"cmd/kerb-bench": {kerb + "integrations/kubernetes/controller", kerb + "integrations/kubernetes/cni",
 			"k8s.io/client-go"},
 		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
-			kerb + "internal/agent", "github.com/containerd/"}, // which kerb-nri has
+			kerb + "internal/agent", "github.com/containerd/"}, // linked by kerb-nri
 		"cmd/kerb-nri":             {"k8s.io/", "github.com/cilium/", kerb + "integrations/kubernetes/node", "net/http"},
 		"cmd/kubectl-kerb":         {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
 		"cmd/kerb-kube-controller": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},

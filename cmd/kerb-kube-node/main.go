@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
-// maxCPUs is how many CPUs the program uses at once. The Go runtime caches memory for each: 2 MB more with 16.
+// maxCPUs is GOMAXPROCS. The Go runtime caches memory per CPU: 2 MB more with 16.
 const maxCPUs = 2
 
 func main() {
@@ -51,7 +51,7 @@ func main() {
 		os.Exit(2)
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(15) // resident memory counts more than the little work
+		debug.SetGCPercent(15) // resident memory matters more than CPU time
 	}
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(min(maxCPUs, runtime.GOMAXPROCS(0)))

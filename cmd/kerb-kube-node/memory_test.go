@@ -29,13 +29,13 @@ import (
 const (
 	manyPods  = 5000
 	maxMemory = 18 << 10 // KiB
-	maxPeak   = 19_531   // KiB; the goal is 20 MB, also while the program starts
+	maxPeak   = 19_531   // KiB, during the start; the goal is 20 MB
 
 	manyServices      = 1000     // with five endpoints each
-	maxMemoryServices = 20 << 10 // KiB, also while the program starts
+	maxMemoryServices = 20 << 10 // KiB, also during the start
 )
 
-// metadata is like that of a pod of a Deployment, with fields that are not used.
+// metadata returns the metadata of a Deployment's pod, including unused fields.
 func metadata(kind, namespace, name, uid string, version int) string {
 	return fmt.Sprintf(`{"kind":%q,"apiVersion":"meta.k8s.io/v1","metadata":{"name":%q,"namespace":%q,"uid":%q,`+
 		`"resourceVersion":"%d","labels":{"app.kubernetes.io/name":"shop","app.kubernetes.io/component":"cart-%d",`+
@@ -44,7 +44,7 @@ func metadata(kind, namespace, name, uid string, version int) string {
 		kind, name, namespace, uid, version, version%100, strings.Repeat("x", 300), strings.Repeat("y", 1500))
 }
 
-// endpointsOf are those of a Service.
+// endpointsOf returns the endpoints of a Service.
 func endpointsOf(i int) (all []string) {
 	for e := range 5 {
 		all = append(all, fmt.Sprintf(`{"addresses":["10.%d.%d.%d"],"conditions":{"ready":true,"serving":true,`+
@@ -56,8 +56,7 @@ func endpointsOf(i int) (all []string) {
 
 func podUID(i int) string { return fmt.Sprintf("0f2a7c1e-5b1d-4c7e-9f3a-%012d", i) }
 
-// apiServer answers all watches with their initial events, and then nothing more. With proxy there is a ClusterModule
-// of that package.
+// apiServer answers all watches with their initial events only. With proxy there is a ClusterModule of that package.
 type apiServer struct{ proxy bool }
 
 func (a apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -142,21 +141,21 @@ func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 	return socket, asked, served
 }
 
-// With 5,000 pods on its node, the program takes at most 18 MiB, as the kernel counts resident memory, also after the
-// container runtime has reported all of them; 20 MiB with the proxy and 1,000 Services of five endpoints. What counts
-// is the median while it compares the agent's services: while it writes the snapshot it takes more.
+// With 5,000 pods on its node, the program has at most 18 MiB of resident memory, also after the container runtime has
+// reported all of them; 20 MiB with the proxy and 1,000 Services of five endpoints. The limit applies to the median
+// while it compares the agent's services. While it writes the snapshot, it takes more.
 func TestMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the program")
 	}
 	dir := t.TempDir()
 	program := filepath.Join(dir, "kerb-kube-node")
-	for _, name := range []string{"kerb-kube-node", "kerb-nri"} { // as released: with cgo, libc would count
+	for _, name := range []string{"kerb-kube-node", "kerb-nri"} { // as released: with cgo, libc would be included
 		if out, err := exec.Command("../../scripts/build", filepath.Join(dir, name), name).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	running := make(chan struct{}, 2) // each has the pods in several programs
+	running := make(chan struct{}, 2) // each test has the pods in several programs
 	for name, c := range map[string]struct {
 		with  uses
 		limit int
@@ -175,20 +174,20 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// uses are parts of the program that are off by default.
+// uses are optional parts of the program.
 type uses struct{ proxy, nri, metrics bool }
 
 const scraper = "token-of-a-scraper-of-metrics"
 
-// serving returns the flags with which the program serves metrics, with the certificate of a server of the test, and
-// what scrapes them.
+// serving returns the flags for serving metrics, with the certificate of a test server, and a function that scrapes
+// them.
 func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, scrape func()) {
 	pair := api.TLS.Certificates[0]
 	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	free, err := net.Listen("tcp", "127.0.0.2:0") // other servers of the test take ports of another address
+	free, err := net.Listen("tcp", "127.0.0.2:0") // other servers of the test use ports of another address
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +204,7 @@ func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, sc
 		flags = append(flags, "--metrics-"+flag, file)
 	}
 	client := api.Client()
-	client.Transport.(*http.Transport).TLSClientConfig.ServerName = "example.com" // which the certificate has
+	client.Transport.(*http.Transport).TLSClientConfig.ServerName = "example.com" // the name in the certificate
 	return flags, func() {
 		r, err := http.NewRequest(http.MethodGet, "https://"+address+"/metrics", nil)
 		if err != nil {
@@ -223,7 +222,7 @@ func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, sc
 	}
 }
 
-// startRuntime runs a container runtime that has all pods.
+// startRuntime runs a double of a container runtime with all pods.
 func startRuntime(t *testing.T) (r *nritest.Runtime, socket string) {
 	t.Helper()
 	socket = filepath.Join(t.TempDir(), "nri")

@@ -19,7 +19,7 @@ func main() {
 		os.Exit(2)
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // resident memory counts more than the little work
+		debug.SetGCPercent(25) // resident memory matters more than CPU time
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	if err := plugin.Relay(context.Background(), os.Args[1], os.Stdin, os.Stdout, log); err != nil {

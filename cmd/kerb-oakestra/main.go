@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command kerb-oakestra connects the agent of a node with a cluster of Oakestra. The agent starts it if its
-// configuration has a section oakestra; kerb runs it to examine the cluster, and to remove what it has made.
+// configuration has a section oakestra. kerb runs it to check the cluster, and to remove what it has created.
 package main
 
 import (
@@ -55,7 +55,7 @@ func serve(ctx context.Context, in []byte, log *slog.Logger, agent *link.Agent) 
 	return oakestra.Main(ctx, options(n), log, agent)
 }
 
-// check reads the JSON of a config.OakestraNode, and writes that of what it has found.
+// check reads the JSON of a config.OakestraNode, and writes its results as JSON.
 func check(ctx context.Context) error {
 	var n config.OakestraNode
 	if err := json.NewDecoder(os.Stdin).Decode(&n); err != nil {

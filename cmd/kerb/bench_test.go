@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// kerb bench and kerb demo are kerb-bench from the directory of kerb.
+// kerb bench and kerb demo execute kerb-bench in the directory of kerb.
 func TestBenchAndDemoRunKerbBench(t *testing.T) {
 	kerb := buildKerb(t)
 	t.Setenv("PATH", t.TempDir())
@@ -48,7 +48,7 @@ func run(program string, args ...string) (out string, status int) {
 	return string(text), cmd.ProcessState.ExitCode()
 }
 
-// placeBench puts a shell script in the place of kerb-bench.
+// placeBench installs a shell script as kerb-bench.
 func placeBench(t *testing.T, kerb, script string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(filepath.Dir(kerb), "kerb-bench"), []byte("#!/bin/sh\n"+script),
@@ -57,7 +57,7 @@ func placeBench(t *testing.T, kerb, script string) {
 	}
 }
 
-// buildKerb builds kerb as it is released, alone in a directory, with further flags of go build.
+// buildKerb builds kerb as released, in a separate directory, with additional flags of go build.
 func buildKerb(t *testing.T, flags ...string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kerb")

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// An agent that `go build` makes in a fresh clone, where no data plane is compiled yet, does not start, and says what
-// to run; it builds packages, as `make bpf` needs it to.
+// An agent built by `go build` in a fresh clone, without compiled data planes, does not start and prints what to run.
+// It can build packages, as `make bpf` requires.
 func TestFreshClone(t *testing.T) {
 	kerb := buildKerb(t, "-overlay", withoutObjects(t))
 	dir := t.TempDir()
@@ -30,7 +30,7 @@ func TestFreshClone(t *testing.T) {
 	}
 }
 
-// withoutObjects is an overlay for `go build` that hides the compiled data planes.
+// withoutObjects returns an overlay for `go build` that hides the compiled data planes.
 func withoutObjects(t *testing.T) string {
 	t.Helper()
 	replace := map[string]string{}

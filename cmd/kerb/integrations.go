@@ -22,10 +22,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// integrations are those inside the binary.
+// integrations are the integrations inside the binary.
 var integrations = map[string]integration.Main{"containers": containers.Main}
 
-// configured are the integrations that a configuration asks for.
+// configured returns the integrations that a configuration enables.
 func configured(c config.Config) (all []integration.Program) {
 	if c.Containers != nil {
 		o := c.Containers.WithDefaults()
@@ -38,7 +38,7 @@ func configured(c config.Config) (all []integration.Program) {
 	}
 	node := c.OakestraNode()
 	var resolves []netip.Prefix
-	for _, text := range node.Oakestra.Ranges { // were checked
+	for _, text := range node.Oakestra.Ranges { // validated before
 		resolves = append(resolves, netip.MustParsePrefix(text))
 	}
 	return append(all, integration.Program{Name: "oakestra", Program: binpath.Oakestra, Resolves: resolves, Options: node})
@@ -75,7 +75,7 @@ func runAgent(ctx context.Context, c config.Config, log *slog.Logger) error {
 	return agent.Run(ctx, c, log, configured(c)...)
 }
 
-// purge removes what kerb-oakestra has made, if it ever ran.
+// purge removes what kerb-oakestra has created, if it ever ran.
 func purge(p paths.Paths) error {
 	program, err := binpath.NextTo(binpath.Oakestra)
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kerb is the agent of a node and the command line to it.
+// Command kerb is the agent of a node and its command line.
 package main
 
 import (

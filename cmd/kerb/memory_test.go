@@ -20,13 +20,13 @@ import (
 	"github.com/kerb-edge/kerb/modules"
 )
 
-// What an idle node may have in memory. Later work stays inside.
+// Memory limits of an idle node.
 const (
 	maxIdle = 25 << 20 // VmRSS of an agent without modules
 	maxAll  = 40 << 20 // PSS of an agent with all modules, and of their control planes
 )
 
-// configs are those of the built-in packages that need one.
+// configs are the configs of the built-in packages that need one.
 var configs = map[string]map[string]any{
 	"tunnel": {"nodes": []any{map[string]any{"address": "192.0.2.1", "subnets": []string{"10.18.0.0/26"}},
 		map[string]any{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}},
@@ -61,7 +61,7 @@ func TestNodeMemory(t *testing.T) {
 		n.Apply(m)
 		n.Eventually("the control plane of "+name+" runs", func() bool { return controlled(n, name) })
 	}
-	// Until then the agent runs programs in the background, at low priority, and is no process at rest.
+	// Until then the agent runs programs in the background at low priority.
 	n.Eventually("the costs of all chains are measured", func() bool {
 		var chains []v1.Chain
 		n.Must(http.MethodGet, "/v1/chains", nil, &chains)
@@ -84,7 +84,7 @@ func controlled(n *nodetest.Node, name string) bool {
 	return false
 }
 
-// atMost waits until a process at rest has given back what only changes needed.
+// atMost waits until an idle process has returned the memory that only changes needed.
 func atMost(t *testing.T, what string, limit int64, measure func() (int64, error)) {
 	t.Helper()
 	var got int64
@@ -108,7 +108,7 @@ func resident(pid int) (kib int64, err error) {
 	return kib << 10, err
 }
 
-// proportional is the PSS of a process and its descendants.
+// proportional returns the PSS of a process and its descendants.
 func proportional(pid int) (int64, error) {
 	all, err := node.Descendants(pid)
 	if err != nil {

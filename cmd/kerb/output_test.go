@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/store"
 )
 
-// Every command that runs with -o json prints JSON and nothing else, or fails without having printed; all others refuse
-// before they do anything.
+// Every command that supports -o json prints only JSON, or fails without output; all others reject it before they do
+// anything.
 func TestNoCommandIgnoresTheOutput(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("KERB_SOCKET", startAgent(t))
@@ -46,13 +46,12 @@ func TestNoCommandIgnoresTheOutput(t *testing.T) {
 			printed++
 		}
 	}
-	if printed < 15 { // the others have nothing to report what is here
+	if printed < 15 { // the others have nothing to report here
 		t.Errorf("only %d commands printed something", printed)
 	}
 }
 
-// startAgent serves a node without a kernel, which has a module and a service of the name that commands are asked
-// about.
+// startAgent serves a node without a kernel, with a module and a service of the name in the commands' arguments.
 func startAgent(t *testing.T) (socket string) {
 	t.Helper()
 	c := config.Default()
@@ -80,7 +79,7 @@ func startAgent(t *testing.T) (socket string) {
 	return c.Paths.Socket()
 }
 
-// runnable are all commands but those that hand their arguments to other programs.
+// runnable returns all commands except those that pass their arguments to other programs.
 func runnable(c *cobra.Command, path []string) (out [][]string) {
 	for _, sub := range c.Commands() {
 		below := append(path[:len(path):len(path)], sub.Name())
@@ -94,7 +93,7 @@ func runnable(c *cobra.Command, path []string) (out [][]string) {
 
 const name = "x"
 
-// runAsJSON runs a command with as many arguments as it takes, away from the directories of a real agent.
+// runAsJSON runs a command with as many arguments as it accepts, isolated from the directories of a real agent.
 func runAsJSON(t *testing.T, path []string) (out []byte, refused bool) {
 	t.Helper()
 	root := cli.Root(build())
@@ -120,13 +119,13 @@ func runAsJSON(t *testing.T, path []string) (out []byte, refused bool) {
 	root.SetArgs(append(append(path[:len(path):len(path)], args...), "-o", "json"))
 	root.SetOut(&text)
 	root.SetErr(io.Discard)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // some continue until they are asked to end
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second) // some run until they are terminated
 	defer cancel()
 	err = root.ExecuteContext(ctx)
 	return text.Bytes(), err != nil && strings.HasSuffix(err.Error(), "omit -o")
 }
 
-// values counts those that a text of JSON has.
+// values counts the JSON values in a text.
 func values(text []byte) (n int, err error) {
 	for d := json.NewDecoder(bytes.NewReader(text)); ; n++ {
 		var v any

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Nodes carry neither benchmarks nor plots nor the demo.
+// kerb links neither benchmarks nor plots nor the demo.
 func TestKerbHasNoLaboratory(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", ".").Output()
 	if err != nil {
@@ -26,7 +26,7 @@ func TestKerbHasNoLaboratory(t *testing.T) {
 	}
 }
 
-// maxSize is of the binary as it is released, in bytes. Later work stays inside.
+// maxSize is the limit of the released binary in bytes.
 const maxSize = 20_000_000
 
 func TestSize(t *testing.T) {

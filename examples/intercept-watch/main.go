@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command intercept-watch receives a class of the module intercept, and says every second how many packets came and how
-// long they took to get here.
+// Command intercept-watch receives a class of the module intercept, and prints every second the number of packets and
+// their delays.
 //
-//	go run ./examples/intercept-watch -module intercept -class ctrl
+// go run ./examples/intercept-watch -module intercept -class ctrl
 package main
 
 import (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command speedlimit-client is a car that passes the road sign of docs/responder.md: it asks for the speed limit,
+// Command speedlimit-client is a car that passes the road sign of docs/responder.md: it requests the speed limit,
 // prints it, and leaves.
 package main
 
@@ -29,7 +29,7 @@ func main() {
 	}
 }
 
-// pass asks as a car that comes into range, and reports that it has left.
+// pass requests the limit as a car that comes into range, and then reports that the car has left.
 func pass(to string, timeout time.Duration) error {
 	sign, err := net.Dial("udp", to)
 	if err != nil {
@@ -43,7 +43,7 @@ func pass(to string, timeout time.Duration) error {
 	if _, err := sign.Write(message(opGetSpeedLimit)); err != nil {
 		return err
 	}
-	answer := make([]byte, 9) // a byte more than a message has
+	answer := make([]byte, 9) // one byte more than a message
 	n, err := sign.Read(answer)
 	if err != nil {
 		return err

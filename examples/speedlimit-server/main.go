@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command speedlimit-server is the road sign of docs/responder.md as an ordinary UDP server. It may run alone, or
-// behind the responder module, which answers most requests before they come here.
+// Command speedlimit-server is the road sign of docs/responder.md as an ordinary UDP server. It can run alone, or
+// behind the responder module, which answers most requests before they reach it.
 package main
 
 import (
