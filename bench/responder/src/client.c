@@ -300,7 +300,8 @@ static int receive_answers(struct load_sender *o, int fd)
  * ns. The remaining requests count as lost. */
 static void drain_answers(struct load_sender *o, int64_t wait)
 {
-	for (int64_t last = now_ns(); o->totals.answered < o->totals.sent && now_ns() - last < wait;)
+	for (int64_t last = now_ns();
+	     o->totals.answered < o->totals.sent && now_ns() - last < wait;)
 		for (int i = 0; i < o->flows; i++)
 			if (receive_answers(o, o->fds[i]) > 0)
 				last = now_ns();
