@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pieces.py server HOST PORT | client HOST PORT: requests of a length and as many bytes, each answered by a byte.
+"""pieces.py server HOST PORT | client HOST PORT: requests with a length and as many bytes, each answered by a byte.
 
-The client takes turns, says "warm" and waits for a line; then it sends a request in 12 pieces, says "sent", waits for
-another line, and says how long the answer took if it came within 3 s: "answered" or "nothing". In that case it sends a
-further request and says whether both are "answered" then. Nothing blocks in recv: that would end the acceleration.
+The client makes some requests, prints "warm" and waits for a line; then it sends a request in 12 pieces, prints "sent",
+waits for another line, and prints "answered" if the answer arrives within 3 s, otherwise "nothing". In the latter case
+it sends a further request and prints "answered" if both are answered then, otherwise "nothing". No call blocks in
+recv, which would end the acceleration.
 """
 import socket
 import struct

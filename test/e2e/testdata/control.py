@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A control plane that does what its config's mode says."""
+"""A control plane whose behaviour depends on the mode in its config."""
 
 import ctypes
 import json
@@ -14,7 +14,7 @@ PATHS = ("/etc/shadow", "@STATE@", "@STATE@/control/builtin")
 
 
 class Raw:
-    """Strings are sent as they are, so that answers can be nonsense."""
+    """Strings are sent unencoded, so that responses can be invalid."""
 
     loads = staticmethod(json.loads)
 
@@ -27,7 +27,7 @@ kerb.json = Raw
 
 
 class Control:
-    mode = ""  # until it starts
+    mode = ""  # until start
 
     def __init__(self):
         self.routes = {"/open": self.open, "/bpf": self.bpf, "/keep": self.keep}

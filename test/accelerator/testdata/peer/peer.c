@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two processes that talk over TCP in every way that programs do, and check every byte. What a
- * conversation is like follows from its seed, which the side that sends first sends as its first
- * eight bytes; byte n of a direction is a function of seed, direction and n, so that a byte that is
- * lost, repeated, out of order or another connection's is wrong where it stands.
+ * Two processes that communicate over TCP in all ways that programs use, and check every byte. The
+ * content of a conversation follows from its seed, which the first sender sends as its first eight
+ * bytes. Byte n of a direction is a function of seed, direction and n, so that a byte that is lost,
+ * repeated, out of order or of another connection is detected.
  *
- *   peer [options] serve PORT                  conversations begun by the client on PORT, by the
- * server on PORT+1, until stdin ends
- *   peer [options] talk THREADS ADDRESS... PORT             conversations, one after the other on
- * each thread, until stdin ends
- *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
- *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns,
- * and after some more
- *                                                          for each byte on stdin, until it ends
- * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be
- * cut short;
- *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT:
- * what is sent is wrong in this way. Every half second: "at CONVERSATIONS BYTES"; at last "done
- * ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
+ *   peer [options] serve PORT                          serve conversations: on PORT the client sends
+ *                                                      first, on PORT+1 the server; until stdin ends
+ *   peer [options] talk THREADS ADDRESS... PORT        have conversations, one after the other on
+ *                                                      each thread, until stdin ends
+ *   peer [options] brief THREADS ADDRESS... PORT COUNT open COUNT connections of four turns
+ *   peer [options] hold TURNS ADDRESS... PORT COUNT    open COUNT connections, which are idle after
+ *                                                      TURNS turns, and make as many for each byte
+ *                                                      on stdin, until it ends
+ *
+ * Options: -s SEED; -t SECONDS without a byte after which a conversation counts as hung; -c:
+ * connections may be aborted; -b: block in recv, interrupted by signals, instead of poll; -f FAULT:
+ * send incorrect data of this kind.
+ *
+ * Output: every half second "at CONVERSATIONS BYTES"; at the end "done ..." with exit status 0,
+ * "wrong ..." with status 2, or "hang ..." with status 3.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -44,8 +46,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHUNK (256u << 10) /* bytes handed over in one call, at most */
-#define LIVE 32768	   /* conversations at a time */
+#define CHUNK (256u << 10) /* maximum bytes per call */
+#define LIVE 32768	   /* concurrent conversations */
 #define BRIEF (1ull << 63) /* kinds of seeds */
 #define HOLD (1ull << 62)
 
@@ -60,13 +62,13 @@ struct random {
 };
 
 struct talk {
-	int fd, file; /* file: what sendfile sends */
+	int fd, file; /* file: source of sendfile */
 	bool client, faulty, rests, both; /* both: sends and receives at the same time */
 	uint64_t seed, at[2];	      /* bytes sent and received */
-	struct random own;	      /* how this end does what the script says */
+	struct random own;	      /* how this end executes the script */
 	char *bytes, *wanted;	      /* CHUNK each */
-	_Atomic(const char *) doing;  /* NULL: it may take as long as it likes */
-	_Atomic uint64_t moved;	      /* when it went on last, ns */
+	_Atomic(const char *) doing;  /* NULL: without a timeout */
+	_Atomic uint64_t moved;	      /* time of the last progress, ns */
 };
 
 static struct {
@@ -105,13 +107,13 @@ static uint64_t below(struct random *r, uint64_t n)
 	return next(r) % n;
 }
 
-/* size is as often of few bytes as of many, up to 1 << bits. */
+/* size returns a size whose logarithm is about uniformly distributed, up to 1 << bits. */
 static uint64_t size(struct random *r, int bits)
 {
 	return 1 + below(r, 1ull << below(r, bits + 1));
 }
 
-/* leave says the last word. */
+/* leave prints the last line, and exits. */
 static _Noreturn void leave(int status, const char *format, ...)
 {
 	va_list args;
@@ -136,7 +138,7 @@ static void doing(struct talk *t, const char *what)
 	t->doing = what;
 }
 
-/* pattern writes bytes of a direction from a place on. */
+/* pattern writes the bytes of a direction from an offset on. */
 static void pattern(uint64_t key, uint64_t place, char *to, size_t n)
 {
 	for (; n && place % 8; n--, place++)
@@ -154,8 +156,7 @@ static uint64_t key(struct talk *t, int way)
 	return mix(t->seed * 2 + (t->client == (way == OUT)));
 }
 
-/* spoil makes what is about to be sent wrong, and reports how much of the stream it is said to
- * be. */
+/* spoil corrupts the next n bytes to send, and returns how many of them to send. */
 static size_t spoil(struct talk *t, size_t n)
 {
 	if (!t->faulty || n < 2 || t->at[OUT] < 9000)
@@ -202,7 +203,7 @@ static ssize_t send_once(struct talk *t, size_t n, bool more)
 	case 2:
 		return send(t->fd, t->bytes, n, MSG_DONTWAIT);
 	case 3:
-		/* In pages of its own: the kernel sends them later, as they are then. */
+		/* In new pages: the kernel reads them later, so that their content must not change. */
 		if (ftruncate(t->file, 0) || pwrite(t->file, t->bytes, n, 0) != (ssize_t)n)
 			wrong(t, "file");
 		return sendfile(t->fd, t->file, &offset, n);
@@ -216,7 +217,7 @@ static bool gone(int error)
 	return error == EPIPE || error == ECONNRESET || error == ETIMEDOUT;
 }
 
-/* piece is how much of n bytes a call is for: in half of the cases as much as there is. */
+/* piece returns how many of n bytes a call is for: in half of the cases all. */
 static size_t piece(struct talk *t, size_t n)
 {
 	size_t most = below(&t->own, 2) ? CHUNK : size(&t->own, 18);
@@ -240,7 +241,7 @@ static size_t send_some(struct talk *t, size_t n, enum state *state)
 	return sent;
 }
 
-/* receive_once may take less than n bytes; EAGAIN only when it asked not to wait. */
+/* receive_once may receive less than n bytes; EAGAIN only with MSG_DONTWAIT. */
 static ssize_t receive_once(struct talk *t, size_t n)
 {
 	struct iovec parts[] = { { t->bytes, n / 2 }, { t->bytes + n / 2, n - n / 2 } };
@@ -249,7 +250,7 @@ static ssize_t receive_once(struct talk *t, size_t n)
 	switch (way) {
 	case 0:
 		return n > 1 ? readv(t->fd, parts, 2) : read(t->fd, t->bytes, n);
-	case 1: /* what was seen is what comes */
+	case 1: /* peeked bytes are received again */
 		got = recv(t->fd, t->wanted, n, MSG_PEEK);
 		if (got <= 0)
 			break;
@@ -263,7 +264,7 @@ static ssize_t receive_once(struct talk *t, size_t n)
 		got = read(t->fd, t->bytes, n);
 	}
 	if (got < 0 && errno == EAGAIN)
-		all.again++; /* a call that waits never says so */
+		all.again++; /* a blocking call must not return this */
 	return got;
 }
 
@@ -292,7 +293,7 @@ static int ready(struct talk *t, int events)
 	return poll(&p, 1, 50) > 0 ? p.revents : 0;
 }
 
-/* wait_in returns when there is something to receive, or at once for those that block. */
+/* wait_in returns when there is data to receive, or immediately with -b. */
 static void wait_in(struct talk *t)
 {
 	struct pollfd p = { t->fd, POLLIN, 0 };
@@ -300,7 +301,7 @@ static void wait_in(struct talk *t)
 		;
 }
 
-/* move sends and receives at the same time, each end as the other needs it. */
+/* move sends and receives at the same time, so that neither end blocks the other. */
 static enum state move(struct talk *t, uint64_t up, uint64_t down)
 {
 	uint64_t out = t->client ? up : down, in = t->client ? down : up;
@@ -319,7 +320,7 @@ static enum state move(struct talk *t, uint64_t up, uint64_t down)
 		if (out + in != before)
 			t->moved = now();
 		else
-			poll = true; /* for those that do not wait */
+			poll = true; /* for calls that do not block */
 		if (below(&t->own, 512) == 0)
 			usleep(below(&t->own, 5000)); /* slow */
 	}
@@ -349,7 +350,7 @@ static enum state step(struct talk *t, struct random *script)
 	}
 }
 
-/* ended checks that the other side has said all it had to say. */
+/* ended checks that the other side has sent all its data. */
 static enum state ended(struct talk *t)
 {
 	ssize_t got;
@@ -375,12 +376,12 @@ static enum state half_close(struct talk *t, bool client, uint64_t rest)
 	return FINE;
 }
 
-/* reset ends in the middle: what came until then has to be right, and an end has to come. */
+/* reset aborts the connection: data until then must be correct, and the other side gets an end. */
 static enum state reset(struct talk *t, struct random *script)
 {
 	bool client = below(script, 2), linger = below(script, 2);
 	uint64_t up = size(script, 20), down = size(script, 20);
-	/* A reset takes away what was sent before: an answer shows that this has arrived. */
+	/* A reset discards sent data that is not delivered yet: wait for an acknowledging byte. */
 	if (move(t, client, !client) == CUT || move(t, !client, client) == CUT)
 		return CUT;
 	if (t->client != client) {
@@ -488,7 +489,7 @@ static void equip(struct talk *t)
 	t->wanted = malloc(CHUNK);
 }
 
-/* shed releases what only a conversation needs. */
+/* shed frees the memory that only conversations need. */
 static void shed(struct talk *t)
 {
 	if (t->file > 0)
@@ -511,7 +512,7 @@ static void end(struct talk *t, enum state state)
 	free(t);
 }
 
-/* hold leaves a connection alone after some turns. */
+/* hold leaves a connection idle after some turns. */
 static enum state hold(struct talk *t)
 {
 	if (turns(t, t->seed & 0xffff, 24, 24) == CUT)
@@ -522,7 +523,7 @@ static enum state hold(struct talk *t)
 	return FINE;
 }
 
-/* held serves connections that rest. */
+/* held serves connections that become idle. */
 static enum state held(struct talk *t)
 {
 	for (;;) {
@@ -553,7 +554,7 @@ static void run(struct talk *t, bool first, uint64_t seed)
 static void *serve_one(void *arg)
 {
 	struct talk *t = arg;
-	bool first = t->rests; /* by the port, until it is known what it is */
+	bool first = t->rests; /* by the port, until the seed is known */
 	static _Atomic uint64_t seeds;
 	t->rests = false;
 	run(t, first, mix(all.seed + ++seeds) >> 2);
@@ -601,7 +602,7 @@ static void serve(int port)
 	}
 }
 
-/* dial connects to one of the addresses; the port after it is that of servers that speak first. */
+/* dial connects to one of the addresses; on the next port servers send first. */
 static struct talk *dial(struct random *r, bool second)
 {
 	struct sockaddr_in6 to = all.to[below(r, all.count)];
@@ -685,7 +686,7 @@ static void keep(int count, int turns)
 			}
 }
 
-/* watch reports how it goes, and of conversations that do not continue. */
+/* watch prints the progress, and detects hung conversations. */
 static void *watch(void *arg)
 {
 	for (;; usleep(500000)) {
@@ -770,7 +771,7 @@ int main(int argc, char **argv)
 	options(argc, argv);
 	argv += optind;
 	argc -= optind;
-	/* arguments behind the port */
+	/* arguments after the port */
 	int fixed = argc && (!strcmp(argv[0], "brief") || !strcmp(argv[0], "hold"));
 	if (argc < 2 || (argc > 2 && argc < 4 + fixed))
 		leave(2, "wrong arguments\n");
