@@ -85,7 +85,7 @@ func (s *syncer) unready(m api.Module) string {
 	}
 	return fmt.Sprintf("of the %s that the module selects and that were Ready before the new version, %d are not, among "+
 		"them %s, and spec.rollout.maxUnready allows %d%s, or raise maxUnready", plural(len(c.pods), "pod"), len(names),
-		names[0], *limit, remedy)
+		names[0], *limit, rollbackRemedy)
 }
 
 // readiness tracks which pods of the node are Ready, with a watch of whole pods. The watch runs only while a new
@@ -162,8 +162,8 @@ func (r *readiness) unready(pods map[string]string) (out []string) {
 	return out
 }
 
-// need stops the watch if it is not needed.
-func (r *readiness) need(needed bool) {
+// setNeeded stops the watch if it is not needed.
+func (r *readiness) setNeeded(needed bool) {
 	if r == nil || needed || r.stop == nil {
 		return
 	}

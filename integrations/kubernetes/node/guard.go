@@ -94,7 +94,7 @@ type trialState struct {
 	unreadySamples int               // consecutive samples with more than maxUnready pods not Ready
 }
 
-const remedy = "; this node runs the previous version again: undo the rollout, or write another version"
+const rollbackRemedy = "; this node runs the previous version again: undo the rollout, or write another version"
 
 const rolloutsFile = "rollouts.json"
 
@@ -253,7 +253,7 @@ func (s *syncer) evaluateTrials(ctx context.Context, v view) (watched bool, err 
 		delete(s.guard.counts, name)
 		trials[name], back = t, true
 	}
-	s.ready.need(soaks)
+	s.ready.setNeeded(soaks)
 	if back {
 		s.saveTrials(trials, ofClusterModules) // the next round follows immediately, and applies the previous versions
 	}
@@ -277,11 +277,11 @@ func (g *guard) rollbackReason(m api.Module, t trial, now v1.Module) string {
 			g.windows[name] = window{older: is, newer: is, rotated: g.clock.now()} // do not measure another attempt against it
 			return fmt.Sprintf("the new version dropped %d of %d packets; before, the module dropped %.1f of 1,000, and "+
 				"spec.rollout.maxDrops allows %d more%s, or raise maxDrops", c.sum.drops, c.sum.packets, 1000*t.Share, *limit,
-				remedy)
+				rollbackRemedy)
 		}
 	}
 	if text := excessCost(m.Spec.Rollout, t.Cost, costOf(now)); text != "" {
-		return text + remedy + ", or raise maxCost"
+		return text + rollbackRemedy + ", or raise maxCost"
 	}
 	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })
 	if len(unwell) == 0 {
@@ -293,7 +293,7 @@ func (g *guard) rollbackReason(m api.Module, t trial, now v1.Module) string {
 	}
 	for _, of := range now.Status.Conditions {
 		if of.Type == unwell[0] {
-			return fmt.Sprintf("the new version has %s=%s (%s: %s)%s", of.Type, of.Status, of.Reason, of.Message, remedy)
+			return fmt.Sprintf("the new version has %s=%s (%s: %s)%s", of.Type, of.Status, of.Reason, of.Message, rollbackRemedy)
 		}
 	}
 	return ""

@@ -294,7 +294,7 @@ func TestPodsNewerThanTheSnapshot(t *testing.T) {
 	for _, earlier := range []bool{true, false} {
 		a, s := heldPod(t)
 		s.state.update(ofAll, func() bool {
-			s.state.restored, s.state.earlier = true, map[string]bool{"u1": earlier}
+			s.state.restored, s.state.inSnapshot = true, map[string]bool{"u1": earlier}
 			s.state.namespaces["shop"] = labelsOf(nil)
 			return true
 		})

@@ -100,7 +100,7 @@ func (e *podEvents) count() int {
 	}
 	n := 0
 	for _, p := range e.pods {
-		if !p.runs {
+		if !p.unprotected {
 			n++
 		}
 	}

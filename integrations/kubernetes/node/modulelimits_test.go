@@ -99,7 +99,7 @@ func TestModuleLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := newState("n1")
-	if err := next.restore(dir); err != nil || len(next.modules) != maxModulesKept+1 || !next.view().more["evil"] ||
+	if err := next.restore(dir); err != nil || len(next.modules) != maxModulesKept+1 || !next.view().truncated["evil"] ||
 		next.moduleUsage.total != s.moduleUsage.total {
 		t.Errorf("%d Modules are restored, %+v: %v", len(next.modules), next.moduleUsage, err)
 	}
@@ -113,7 +113,7 @@ func TestModuleLimits(t *testing.T) {
 	all = append(all[320:330:330], all[330])
 	listModules(s, all)
 	check("fewer", s.moduleUsage.namespaces["evil"], 10, false)
-	if text := message(s.modulesKept()); text != "" || s.view().more["evil"] {
+	if text := message(s.modulesKept()); text != "" || s.view().truncated["evil"] {
 		t.Error(text)
 	}
 }
@@ -130,7 +130,7 @@ func TestModuleDeletedWhileListed(t *testing.T) {
 			}
 		}
 		h.Replace(all[deleted:])
-		if !s.view().more["shop"] || s.modulesNeedRelist() != again {
+		if !s.view().truncated["shop"] || s.modulesNeedRelist() != again {
 			t.Errorf("%d deleted: listed again: %t", deleted, !again)
 		}
 	}

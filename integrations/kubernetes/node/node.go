@@ -98,7 +98,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		metrics.Serve(ctx, o.Metrics, func(out *promtext.Set) { sync.figures.collect(out, s, api, recorder) }, log)
 	})
 	sync.run(ctx, o.State, report)
-	sync.ready.need(false)
+	sync.ready.setNeeded(false)
 	if stop := sync.virtual.stop; stop != nil {
 		stop()
 	}
@@ -148,7 +148,8 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		// Modules of namespaces follow within saveEvery, since their authors must not be able to wear out the flash memory.
 		// Later changes are handled by the next round.
 		v := s.state.view()
-		if v.complete && (v.shared != tried.shared || v.rules != tried.rules && time.Since(savedAt) >= saveEvery) {
+		if v.complete && (v.clusterRules != tried.clusterRules ||
+			v.rules != tried.rules && time.Since(savedAt) >= saveEvery) {
 			save(v)
 		}
 		wait, err := s.reconcile(ctx, v)
@@ -165,7 +166,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			s.figures.round(s, is.Modules, err)
 		}
 		if err != nil {
-			s.state.delay(err)
+			s.state.setStartReason(err)
 			s.log.Warn("the agent is not in sync with the API server yet", "error", err, "retry", retry)
 			wait = retry/2 + rand.N(retry)
 			retry = min(2*retry, maxRetry)

@@ -127,11 +127,11 @@ func (s *state) packageChanged(image string) {
 
 // attempt is the state of the pull of a package.
 type attempt struct {
-	shared  bool   // a ClusterModule uses it
-	failure string // of the last attempt; empty before the first has ended
-	refused bool   // the last pull was rejected
-	backoff time.Duration
-	due     time.Time
+	forCluster bool   // a ClusterModule uses it
+	failure    string // of the last attempt; empty before the first has ended
+	refused    bool   // the last pull was rejected
+	backoff    time.Duration
+	due        time.Time
 }
 
 // puller has the agent pull packages one after the other in the background, so that pods do not wait for a registry.
@@ -155,10 +155,10 @@ func newPuller(a agent, s *state, log *slog.Logger) *puller {
 		attempts: map[string]attempt{}}
 }
 
-// need replaces the set of packages to pull, with true for those of ClusterModules. capacity and namespaced are the
-// numbers of further packages, and of those that only namespaced Modules use, that the node could keep when its count
-// of pulls was pulled.
-func (p *puller) need(missing map[string]bool, capacity, namespaced, pulled int) {
+// setMissing replaces the set of packages to pull, with true for those of ClusterModules. capacity and namespaced are
+// the numbers of further packages, and of those that only namespaced Modules use, that the node could keep when its
+// count of pulls was pulled.
+func (p *puller) setMissing(missing map[string]bool, capacity, namespaced, pulled int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.attempts, func(image string, _ attempt) bool {
@@ -170,7 +170,7 @@ func (p *puller) need(missing map[string]bool, capacity, namespaced, pulled int)
 		if !known {
 			a.due = time.Now()
 		}
-		a.shared = shared
+		a.forCluster = shared
 		p.attempts[image] = a
 	}
 	p.capacity, p.namespacedCapacity = capacity-(p.pulled-pulled), namespaced-(p.pulled-pulled)
@@ -221,14 +221,14 @@ func (p *puller) next() (image string, _ time.Duration) {
 	now, wait := time.Now(), time.Duration(math.MaxInt64)
 	var best attempt
 	for of, a := range p.attempts {
-		if !a.shared && p.namespacedCapacity <= 0 {
+		if !a.forCluster && p.namespacedCapacity <= 0 {
 			continue
 		}
 		if a.due.After(now) {
 			wait = min(wait, a.due.Sub(now))
 			continue
 		}
-		if image == "" || a.shared && !best.shared || a.shared == best.shared && a.due.Before(best.due) {
+		if image == "" || a.forCluster && !best.forCluster || a.forCluster == best.forCluster && a.due.Before(best.due) {
 			image, best = of, a
 		}
 	}
@@ -238,7 +238,7 @@ func (p *puller) next() (image string, _ time.Duration) {
 // try pulls a package, and triggers a synchronisation if that changes what is reported about it.
 func (p *puller) try(ctx context.Context, image string) {
 	limited := ctx
-	if !p.of(image).shared {
+	if !p.of(image).forCluster {
 		var cancel context.CancelFunc
 		limited, cancel = context.WithTimeout(ctx, p.timeout)
 		defer cancel()
@@ -257,7 +257,7 @@ func (p *puller) try(ctx context.Context, image string) {
 	case err == nil:
 		delete(p.attempts, image) // from now on the agent lists it
 		p.capacity--
-		if !a.shared {
+		if !a.forCluster {
 			p.namespacedCapacity--
 		}
 		p.pulled++
@@ -313,14 +313,14 @@ func (s *syncer) pullMissing(ctx context.Context, v view) error {
 			missing[image] = shared
 		}
 	}
-	s.puller.need(missing, maxPulled-len(s.owned), maxOfNamespaces-s.namespacedOnly(v), s.pulled)
+	s.puller.setMissing(missing, maxPulled-len(s.owned), maxOfNamespaces-s.namespacedOnly(v), s.pulled)
 	return nil
 }
 
 // namespacedOnly returns how many pulled packages only namespaced Modules use.
 func (s *syncer) namespacedOnly(v view) (n int) {
 	for _, image := range s.owned {
-		if !v.images[image] && !v.kept[image] {
+		if !v.images[image] && !v.previousImages[image] {
 			n++
 		}
 	}
@@ -358,7 +358,7 @@ func (s *syncer) list(ctx context.Context, v view) error {
 // package. The agent rejects the removal of a package that one of its modules uses.
 func (s *syncer) removeUnused(ctx context.Context, v view) {
 	s.owned = slices.DeleteFunc(s.owned, func(image string) bool {
-		if _, wanted := v.images[image]; wanted || v.kept[image] {
+		if _, wanted := v.images[image]; wanted || v.previousImages[image] {
 			return false
 		}
 		err := s.agent.removePackage(ctx, image)

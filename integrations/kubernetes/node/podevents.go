@@ -25,25 +25,25 @@ const (
 // writes Events about modules, one for all nodes.
 type podEvents struct {
 	recorder *events.Recorder
-	pods     map[string]podHeld      // pods with a lasting hold, by UID
+	pods     map[string]podRecord    // pods with a lasting hold, by UID
 	deferred map[string]events.Event // about pods without a module that the recorder's queue had no space for, by UID
 	round    uint32
 	seed     maphash.Seed
 }
 
-// podHeld identifies the Event recorded about a pod. It does not contain the message, which may be long: there may be
+// podRecord identifies the Event recorded about a pod. It does not contain the message, which may be long: there may be
 // thousands of pods.
-type podHeld struct {
-	message  uint64 // hash of the message
-	round    uint32 // last round in which the pod was held
-	accepted bool   // by the recorder
-	runs     bool   // the pod runs without modules
+type podRecord struct {
+	message     uint64 // hash of the message
+	round       uint32 // last round in which the pod was held
+	accepted    bool   // by the recorder
+	unprotected bool   // the pod runs without modules
 }
 
 const maxDeferred = 256 // Events
 
 func newPodEvents(r *events.Recorder) *podEvents {
-	return &podEvents{recorder: r, pods: map[string]podHeld{}, deferred: map[string]events.Event{},
+	return &podEvents{recorder: r, pods: map[string]podRecord{}, deferred: map[string]events.Event{},
 		seed: maphash.MakeSeed()}
 }
 
@@ -56,7 +56,7 @@ func (e *podEvents) begin() {
 
 // held records that a pod is not admitted: once for each reason, as soon as the recorder's queue has space.
 func (e *podEvents) held(p podService, pending bool) {
-	if e == nil || !pending || !p.held.lasting || p.held == tooNew || p.runtimeOnly {
+	if e == nil || !pending || !p.held.lasting || p.held == notInSnapshot || p.runtimeOnly {
 		return
 	}
 	e.record(p, notAdmitted, allDropped)
@@ -64,7 +64,7 @@ func (e *podEvents) held(p podService, pending bool) {
 
 // unadopted records that a pod without a service runs without modules until its hold ends.
 func (e *podEvents) unadopted(p podService) {
-	if e == nil || !p.held.lasting || p.held == tooNew || p.runtimeOnly {
+	if e == nil || !p.held.lasting || p.held == notInSnapshot || p.runtimeOnly {
 		return
 	}
 	e.record(p, notProtected, withoutAny)
@@ -76,7 +76,7 @@ func (e *podEvents) record(p podService, reason, words string) {
 	if !is.accepted || is.message != hash {
 		is.accepted = e.recorder.Offer(podEvent(p, reason, text))
 	}
-	is.message, is.round, is.runs = hash, e.round, reason == notProtected
+	is.message, is.round, is.unprotected = hash, e.round, reason == notProtected
 	e.pods[p.uid] = is
 }
 
@@ -97,13 +97,13 @@ func (e *podEvents) end(admitted map[string]bool) {
 	if e == nil {
 		return
 	}
-	maps.DeleteFunc(e.pods, func(_ string, p podHeld) bool { return p.round != e.round })
+	maps.DeleteFunc(e.pods, func(_ string, p podRecord) bool { return p.round != e.round })
 	e.recorder.Keep(func(of events.Event) bool {
 		is, held := e.pods[of.Object.UID]
 		if of.Reason == notProtected {
-			return admitted[of.Object.UID] || is.runs
+			return admitted[of.Object.UID] || is.unprotected
 		}
-		return held && !is.runs
+		return held && !is.unprotected
 	})
 	maps.DeleteFunc(e.deferred, func(uid string, of events.Event) bool { return !admitted[uid] || e.recorder.Offer(of) })
 }

@@ -87,7 +87,7 @@ type podServices struct {
 func (s *state) podServices(rules int) (podServices, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.shared > rules {
+	if s.clusterRules > rules {
 		return podServices{}, false
 	}
 	if s.aliases == nil {
@@ -124,7 +124,7 @@ func (l podServices) of(service string, pending bool) (podService, bool) {
 	switch {
 	case known && there:
 		of = podService{pod: p, alias: a, sandbox: b.id}
-		of.unconfirmed = !reported && p.version > s.confirmed[p.namespace] && !s.earlier[a.uid]
+		of.unconfirmed = !reported && p.version > s.confirmed[p.namespace] && !s.inSnapshot[a.uid]
 	case reported:
 		of = b.podService(service)
 	default:
@@ -164,10 +164,10 @@ func (s *state) holdOf(p podService, rules int) *hold {
 		return manyLabels
 	case !known:
 		return noNamespace
-	case p.pending && s.own[p.namespace] > rules || s.shared > rules:
-		return modulesChange
-	case s.restored && s.synced != ofAll && (p.runtimeOnly || !s.earlier[p.uid]):
-		return tooNew
+	case p.pending && s.namespaceRules[p.namespace] > rules || s.clusterRules > rules:
+		return modulesChanging
+	case s.restored && s.synced != ofAll && (p.runtimeOnly || !s.inSnapshot[p.uid]):
+		return notInSnapshot
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func TestRuntimePodsWait(t *testing.T) {
 		t.Error("a pod waits since the last comparison only")
 	}
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "default", Labels: map[string]string{"a": "b"}}})
-	if of, _ := pods.of(serviceOf(p), true); of.held != modulesChange {
+	if of, _ := pods.of(serviceOf(p), true); of.held != modulesChanging {
 		t.Errorf("a pod is admitted to modules of older labels of its namespace: %+v", of)
 	}
 	if pods.updateWaiting(await, map[string]bool{"u1": true}); len(await) != 1 {

@@ -234,7 +234,7 @@ func TestPullTimeout(t *testing.T) {
 	t.Cleanup(func() { close(end) })
 	s.puller.agent = agent{client.New(socket.Addr().String())}
 	s.puller.timeout = time.Millisecond
-	s.puller.need(map[string]bool{"r.example/slow@1": false}, 1, 1, 0)
+	s.puller.setMissing(map[string]bool{"r.example/slow@1": false}, 1, 1, 0)
 	s.puller.try(t.Context(), "r.example/slow@1")
 	if a := s.puller.of("r.example/slow@1"); a.failure != errSlow.Error() || time.Until(a.due) <= 0 {
 		t.Errorf("%+v", a)
@@ -246,7 +246,7 @@ func TestPullOrder(t *testing.T) {
 	_, s := withStore(t)
 	ago := func(d time.Duration) attempt { return attempt{due: time.Now().Add(-d)} }
 	s.puller.attempts = map[string]attempt{"a": ago(time.Second), "b": ago(time.Minute), "c": ago(-time.Hour)}
-	s.puller.need(map[string]bool{"0": true, "a": true, "b": true, "c": true}, 1, 1, 0)
+	s.puller.setMissing(map[string]bool{"0": true, "a": true, "b": true, "c": true}, 1, 1, 0)
 	var order []string
 	for image, _ := s.puller.next(); image != ""; image, _ = s.puller.next() {
 		order = append(order, image)
@@ -319,8 +319,8 @@ func TestPullsOfNamespaces(t *testing.T) {
 		t.Errorf("the node pulls %v", v.images)
 	}
 	s.packageChanged("r.example/p1@1")
-	if s.view().rules == v.rules || s.view().shared != v.shared {
-		t.Errorf("rules %d and %d, before %d and %d", s.view().rules, s.view().shared, v.rules, v.shared)
+	if s.view().rules == v.rules || s.view().clusterRules != v.clusterRules {
+		t.Errorf("rules %d and %d, before %d and %d", s.view().rules, s.view().clusterRules, v.rules, v.clusterRules)
 	}
 	if podIn(t, s, v.rules, "shop", "u1").held != nil || podIn(t, s, v.rules, "evil", "u2").held == nil {
 		t.Error("pods of the other namespace are held, or those of the namespace are not")
@@ -331,7 +331,7 @@ func TestPullsOfNamespaces(t *testing.T) {
 	}
 	s.moduleHandler(ofClusterModules).Set(imageModule("wide", "r.example/p1@1"))
 	v = s.view()
-	if s.packageChanged("r.example/p1@1"); s.view().shared == v.shared {
+	if s.packageChanged("r.example/p1@1"); s.view().clusterRules == v.clusterRules {
 		t.Error("the package of a ClusterModule changes nothing for other namespaces")
 	}
 	if reason, err := allowed(all[0], map[string]v1.Package{all[0].Spec.Package.Image: {}}); reason != api.NotPermitted {
@@ -413,7 +413,8 @@ func TestChecksNeedPackages(t *testing.T) {
 	if err := again.restore(dir); err != nil {
 		t.Fatal(err)
 	}
-	if v := again.view(); !v.images["r.example/q@sha256:1"] || !v.kept["r.example/p@sha256:1"] || len(v.images) != 1 {
-		t.Errorf("after a restart the node has %v, and keeps %v", v.images, v.kept)
+	if v := again.view(); !v.images["r.example/q@sha256:1"] || len(v.images) != 1 ||
+		!v.previousImages["r.example/p@sha256:1"] {
+		t.Errorf("after a restart the node has %v, and keeps %v", v.images, v.previousImages)
 	}
 }

@@ -48,9 +48,9 @@ type hold struct {
 
 // Holds that do not depend on a pod.
 var (
-	noNamespace   = &hold{errors.New("the labels of its namespace are not known yet"), false}
-	modulesChange = &hold{errors.New("modules of its namespace are being changed"), false}
-	tooNew        = &hold{errors.New("kerb-kube-node has not reached the API server since its start: there may be " +
+	noNamespace     = &hold{errors.New("the labels of its namespace are not known yet"), false}
+	modulesChanging = &hold{errors.New("modules of its namespace are being changed"), false}
+	notInSnapshot   = &hold{errors.New("kerb-kube-node has not reached the API server since its start: there may be " +
 		"modules that it does not know"), true}
 	manyLabels = &hold{fmt.Errorf("it has over %d labels, or %d bytes of them: remove some", maxLabels, maxLabelBytes),
 		true}
@@ -58,7 +58,7 @@ var (
 		"and wait for up to %.0f minutes", maxModulesKept, relistEvery.Minutes()), true}
 	noService = &hold{errors.New("it is no service of the agent: kerb-cni has to be a plugin of the node's network; see " +
 		"kerb-cni install"), true}
-	replaced = &hold{errors.New("a later sandbox of the pod has replaced it"), true}
+	sandboxReplaced = &hold{errors.New("a later sandbox of the pod has replaced it"), true}
 )
 
 // runtimePods updates a state with the runtime's events.
@@ -173,8 +173,8 @@ func (s *state) forget(admitted map[string]string, done []string) {
 // shrinkAbove is the number of admitted pods above which memory is returned to the OS.
 const shrinkAbove = 1000
 
-// starting returns the current starts.
-func (s *state) starting() starts {
+// currentStarts returns the current starts.
+func (s *state) currentStarts() starts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := starts{state: s, of: map[string][]*start{}}
@@ -184,8 +184,8 @@ func (s *state) starting() starts {
 	return all
 }
 
-// delay sets the reason why starts wait.
-func (s *state) delay(reason error) {
+// setStartReason sets the reason why starts wait.
+func (s *state) setStartReason(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.runtime.starts {
@@ -205,14 +205,14 @@ func (all starts) admitted(s v1.Service) {
 		if names.OfSandbox(s.Metadata.Labels[names.LabelAttachment], one.sandbox) {
 			all.decide(one, nil)
 		} else {
-			all.decide(one, replaced)
+			all.decide(one, sandboxReplaced)
 		}
 	}
 	delete(all.of, s.Metadata.Name)
 }
 
-// held sets the reason why the pod of a service is held. If the hold is lasting, its starts fail.
-func (all starts) held(service string, why *hold) {
+// hold sets the reason why the pod of a service is held. If the hold is lasting, its starts fail.
+func (all starts) hold(service string, why *hold) {
 	for _, one := range all.of[service] {
 		if why.lasting {
 			all.decide(one, why)
@@ -228,7 +228,7 @@ func (all starts) held(service string, why *hold) {
 // releaseOthers fails the starts of pods without a service.
 func (all starts) releaseOthers() {
 	for service := range all.of {
-		all.held(service, noService)
+		all.hold(service, noService)
 	}
 }
 

@@ -68,11 +68,11 @@ func (e *serviceEntry) serviceOmitted() bool { return e.omitted[""] != usage{} }
 
 func newServiceCache() *serviceCache {
 	s := &serviceCache{changed: make(chan struct{}, 1)}
-	s.clear()
+	s.reset()
 	return s
 }
 
-func (s *serviceCache) clear() {
+func (s *serviceCache) reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all, s.dirty = map[services.Key]*serviceEntry{}, map[services.Key]bool{}
@@ -315,7 +315,7 @@ func (s *serviceCache) translate(key services.Key, node services.Node) (v v1.Vir
 		}
 	case len(e.omitted) > 0:
 		s.notServed[key] = fmt.Sprintf("over %d Services, %d endpoints or %d ports of them, or half of them in one namespace",
-			maxServices, maxEndpoints, maxListed)
+			maxServices, maxEndpoints, maxStoredPorts)
 	default:
 		if v, err = services.Translate(e.service, e.slices, node); err == nil {
 			err = s.checkLoop(v)

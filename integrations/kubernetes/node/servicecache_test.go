@@ -195,7 +195,7 @@ func TestServiceLimitsOfNamespaces(t *testing.T) {
 	}
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.taken(services.Node{}, false)
-	if len(s.all) != 1 || s.total != (usage{useServices: 1, useListed: 1, useSlots: 1, usePorts: 1}) ||
+	if len(s.all) != 1 || s.total != (usage{useServices: 1, useStoredPorts: 1, useSlots: 1, usePorts: 1}) ||
 		len(s.byNamespace) != 1 || len(s.notServed) != 0 || s.needsRelist() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.byNamespace, s.notServed)
 	}
@@ -242,9 +242,9 @@ func TestProxyTableLimits(t *testing.T) {
 		reason                                     string
 	}{
 		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{useInstances: 40, useSlots: 64 + 16,
-			useSplit: 16 * 40, usePorts: 17},
+			useSplitPorts: 16 * 40, usePorts: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
-		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{useInstances: 3, useSlots: 4 + 16, useSplit: 16 * 16,
+		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{useInstances: 3, useSlots: 4 + 16, useSplitPorts: 16 * 16,
 			usePorts: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
 		"target ports": {80, 90, 64, 0, 2000, 62, usage{useInstances: 91, useSlots: 128, usePorts: 2 * 64}, ports},
@@ -345,8 +345,8 @@ func TestProxyTableTotals(t *testing.T) {
 	for key := range desired {
 		served[key.Namespace]++
 	}
-	if len(desired) != 31 || s.total[useSplit] != 31*640 || !maps.Equal(served, map[string]int{"a": 10, "b": 10, "c": 9,
-		"z": 2}) {
+	if len(desired) != 31 || s.total[useSplitPorts] != 31*640 ||
+		!maps.Equal(served, map[string]int{"a": 10, "b": 10, "c": 9, "z": 2}) {
 		t.Errorf("%v are served, %+v", served, s.total)
 	}
 }
@@ -410,7 +410,7 @@ func TestListsAreBounded(t *testing.T) {
 		add("evil", i, 200, 1000)
 	}
 	add("shop", 0, 200, 200)
-	if ports["evil"] > 2*(maxListed/2+1000) || endpoints["evil"] > maxEndpoints/2*5/4 || ports["shop"] < 400 ||
+	if ports["evil"] > 2*(maxStoredPorts/2+1000) || endpoints["evil"] > maxEndpoints/2*5/4 || ports["shop"] < 400 ||
 		endpoints["shop"] < 200 {
 		t.Errorf("in memory are ports %v, endpoints %v", ports, endpoints)
 	}
@@ -641,7 +641,7 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 		add("evil-29", 1000+n, 1, 1)
 	}
 	add("shop", 0, 5, 1)
-	if ports > 2*maxListed+30*250 || slicePorts > 2*maxListed || endpoints > 2*maxEndpoints {
+	if ports > 2*maxStoredPorts+30*250 || slicePorts > 2*maxStoredPorts || endpoints > 2*maxEndpoints {
 		t.Errorf("in memory are %d and %d ports, %d endpoints", ports, slicePorts, endpoints)
 	}
 	service.Replace(all)

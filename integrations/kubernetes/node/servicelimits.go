@@ -16,26 +16,26 @@ import (
 // Limits of Services: of the memory of this process, and of the proxy's tables in their default sizes. kube-proxy
 // serves Services beyond them. One namespace may use at most half of each.
 const (
-	maxServices  = 5000
-	maxEndpoints = 20000
-	maxInstances = 12000  // of 16384: removed instances stay in the table while they have sessions
-	maxSlots     = 131072 // of 262144: a replaced run stays for a second, and other virtual services have some
-	maxSplit     = 20000
-	maxPorts     = 16000
-	maxListed    = 100000
+	maxServices    = 5000
+	maxEndpoints   = 20000
+	maxInstances   = 12000  // of 16384: removed instances stay in the table while they have sessions
+	maxSlots       = 131072 // of 262144: a replaced run stays for a second, and other virtual services have some
+	maxSplitPorts  = 20000
+	maxPorts       = 16000
+	maxStoredPorts = 100000
 )
 
 // usage counts the limited resources.
 type usage [numResources]int
 
 const (
-	useServices  = iota
-	useEndpoints // in EndpointSlices
-	useListed    // ports of Services and EndpointSlices: in memory, whether served or not
+	useServices    = iota
+	useEndpoints   // in EndpointSlices
+	useStoredPorts // ports of Services and EndpointSlices: in memory, whether served or not
 	useInstances
 	useSlots
-	useSplit // ports that not all endpoints serve, each times the endpoints of its Service
-	usePorts // one for each address, and target ports that only some endpoints have
+	useSplitPorts // ports that not all endpoints serve, each times the endpoints of its Service
+	usePorts      // one for each address, and target ports that only some endpoints have
 	numResources
 )
 
@@ -43,20 +43,20 @@ var serviceLimits = [numResources]struct {
 	most int
 	of   string
 }{
-	useServices:  {maxServices, "Services"},
-	useEndpoints: {maxEndpoints, "endpoints"},
-	useListed:    {maxListed, "ports of Services and of their EndpointSlices"},
-	useInstances: {maxInstances, "endpoints that serve"},
-	useSlots:     {maxSlots, "slots of the proxy's table, of which an address with session affinity takes 256 or more,"},
-	useSplit:     {maxSplit, "ports that not all endpoints serve, times endpoints,"},
-	usePorts:     {maxPorts, "ports, times addresses, and target ports that only some endpoints have"},
+	useServices:    {maxServices, "Services"},
+	useEndpoints:   {maxEndpoints, "endpoints"},
+	useStoredPorts: {maxStoredPorts, "ports of Services and of their EndpointSlices"},
+	useInstances:   {maxInstances, "endpoints that serve"},
+	useSlots:       {maxSlots, "slots of the proxy's table, of which an address with session affinity takes 256 or more,"},
+	useSplitPorts:  {maxSplitPorts, "ports that not all endpoints serve, times endpoints,"},
+	usePorts:       {maxPorts, "ports, times addresses, and target ports that only some endpoints have"},
 }
 
 // lateDivisor divides the limits for a namespace whose objects follow in a list after the limits are reached.
 const lateDivisor = 64
 
-// minSplit is the minimum that a port counts for that not all endpoints serve: it takes an ID for each address.
-const minSplit = 16
+// minSplitCost is the minimum that a port counts for that not all endpoints serve: it takes an ID for each address.
+const minSplitCost = 16
 
 func (u usage) plus(o usage) usage {
 	for i := range u {
@@ -87,12 +87,12 @@ func usageOfService(o *services.Service) usage {
 	if !o.Wanted() {
 		return usage{}
 	}
-	return usage{useServices: 1, useListed: max(o.Omitted, len(o.Spec.Ports))}
+	return usage{useServices: 1, useStoredPorts: max(o.Omitted, len(o.Spec.Ports))}
 }
 
 // usageOfSlice returns the memory that an EndpointSlice takes.
 func usageOfSlice(o *services.Slice) usage {
-	return usage{useEndpoints: o.Omitted.Endpoints + len(o.Endpoints), useListed: o.Omitted.Ports + len(o.Ports)}
+	return usage{useEndpoints: o.Omitted.Endpoints + len(o.Endpoints), useStoredPorts: o.Omitted.Ports + len(o.Ports)}
 }
 
 // limitListed returns a function for Handler.Share, which applies the limits while a list is read: without it, all
@@ -152,7 +152,7 @@ func usageOfVirtual(v *v1.VirtualService) (u usage) {
 		}
 	}
 	u[useInstances], u[useSlots] = len(v.Spec.Instances), services.Slots(v)
-	u[useSplit] = len(split) * max(minSplit, len(v.Spec.Instances))
+	u[useSplitPorts] = len(split) * max(minSplitCost, len(v.Spec.Instances))
 	return u
 }
 

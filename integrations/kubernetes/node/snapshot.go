@@ -111,9 +111,9 @@ func (s *state) restore(dir string) error {
 		for name, set := range in.Namespaces {
 			s.namespaces[name] = labelsOf(set)
 		}
-		s.earlier = make(map[string]bool, len(in.Pods))
+		s.inSnapshot = make(map[string]bool, len(in.Pods))
 		for _, p := range in.Pods {
-			s.earlier[p.UID] = true
+			s.inSnapshot[p.UID] = true
 			s.pods[p.UID] = podOf(p)
 		}
 		s.restored = true

@@ -79,35 +79,35 @@ const (
 // state is the last known state of the API server, possibly restored from before this start. It is safe for concurrent
 // use.
 type state struct {
-	node        string // name of the Node
-	clock       clock
-	mu          sync.Mutex
-	modules     map[string]api.Module // by their names on the node
-	moduleUsage moduleUsage           // memory of namespaced Modules
-	namespaces  map[string]labels
-	pods        map[string]pod    // by UID
-	aliases     *aliases          // pods by service names; nil: recompute
-	trials      map[string]trial  // of new versions, by ClusterModules
-	checks      map[string]check  // of new versions, by ClusterModules
-	images      map[string]images // packages of modules, by their names on the node
-	trust       trust             // which packages the cluster permits
-	synced      int               // bits of resources with a complete list since this start
-	restored    bool              // from a snapshot
-	earlier     map[string]bool   // UIDs of the pods of the snapshot
-	confirmed   map[string]uint64 // by namespace: resourceVersion up to which pods miss no module
-	version     int               // increases with each change of modules or namespaces, the inputs of the agent's modules
-	rules       int               // increases with each change of modules or namespaces, the inputs of the agent's modules
-	shared      int               // value of rules after the last change that concerns all namespaces
-	own         map[string]int    // by namespace: value of rules after the last change of one of its Modules
-	runtime     containerRuntime
-	changed     chan struct{} // has a value after a change
-	urgent      chan struct{} // has a value after a report of the container runtime, which waits for the result
+	node           string // name of the Node
+	clock          clock
+	mu             sync.Mutex
+	modules        map[string]api.Module // by their names on the node
+	moduleUsage    moduleUsage           // memory of namespaced Modules
+	namespaces     map[string]labels
+	pods           map[string]pod    // by UID
+	aliases        *aliases          // pods by service names; nil: recompute
+	trials         map[string]trial  // of new versions, by ClusterModules
+	checks         map[string]check  // of new versions, by ClusterModules
+	images         map[string]images // packages of modules, by their names on the node
+	trust          trust             // which packages the cluster permits
+	synced         int               // bits of resources with a complete list since this start
+	restored       bool              // from a snapshot
+	inSnapshot     map[string]bool   // UIDs of the pods of the snapshot
+	confirmed      map[string]uint64 // by namespace: resourceVersion up to which pods miss no module
+	version        int               // increases with each change of the fields above
+	rules          int               // increases with each change of modules or namespaces: inputs of the agent's modules
+	clusterRules   int               // value of rules after the last change that concerns all namespaces
+	namespaceRules map[string]int    // by namespace: value of rules after the last change of one of its Modules
+	runtime        containerRuntime
+	changed        chan struct{} // has a value after a change
+	urgent         chan struct{} // has a value after a report of the container runtime, which waits for the result
 }
 
 func newState(node string) *state {
 	return &state{node: node, modules: map[string]api.Module{}, moduleUsage: newModuleUsage(),
 		namespaces: map[string]labels{}, pods: map[string]pod{}, trials: map[string]trial{}, checks: map[string]check{},
-		confirmed: map[string]uint64{}, own: map[string]int{},
+		confirmed: map[string]uint64{}, namespaceRules: map[string]int{},
 		images: map[string]images{}, runtime: containerRuntime{pods: map[string]sandbox{}},
 		changed: make(chan struct{}, 1), urgent: make(chan struct{}, 1)}
 }
@@ -124,7 +124,7 @@ func (s *state) update(bits int, f func() bool) {
 		s.rules++
 	}
 	if bits&(ofClusterModules|ofNamespaces) != 0 {
-		s.shared = s.rules
+		s.clusterRules = s.rules
 	}
 	s.mu.Unlock()
 	select {
@@ -156,7 +156,7 @@ func handler[T any](s *state, bit int, reset func(int), set, remove func(T) bool
 // that could be admitted.
 func (s *state) noteModulesChanged(namespace string) {
 	if _, known := s.namespaces[namespace]; known {
-		s.own[namespace] = s.rules + 1
+		s.namespaceRules[namespace] = s.rules + 1
 	}
 }
 
@@ -244,14 +244,14 @@ func nodeName(m api.Module) string {
 func (s *state) namespaceHandler() watch.Handler[api.Object] {
 	reset := func(n int) {
 		s.namespaces = make(map[string]labels, n)
-		clear(s.own) // the list changes all namespaces
+		clear(s.namespaceRules) // the list changes all namespaces
 		clear(s.confirmed)
 	}
 	return handler(s, ofNamespaces, reset,
 		func(o api.Object) bool { return set(s.namespaces, o.Metadata.Name, labelsOf(o.Metadata.Labels)) },
 		func(o api.Object) bool {
 			delete(s.namespaces, o.Metadata.Name)
-			delete(s.own, o.Metadata.Name)
+			delete(s.namespaceRules, o.Metadata.Name)
 			delete(s.confirmed, o.Metadata.Name)
 			return true
 		})
@@ -341,27 +341,27 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 
 // view is a snapshot of the state, which shares no mutable data with it.
 type view struct {
-	version    int
-	rules      int
-	shared     int             // value of rules after the last change that concerns all namespaces
-	known      bool            // there are complete lists or a snapshot to act on
-	complete   bool            // all lists are complete since this start: absent objects were deleted
-	modules    []api.Module    // in the version for this node
-	more       map[string]bool // namespaces with more Modules than are kept
-	updated    []api.Module    // ClusterModules whose rollout gives this node the new version, as the API server has them
-	namespaces map[string]labels
-	images     map[string]bool // packages of registries that the node needs
-	kept       map[string]bool // previous packages, which are not removed
-	trust      trust
+	version        int
+	rules          int
+	clusterRules   int             // value of rules after the last change that concerns all namespaces
+	known          bool            // there are complete lists or a snapshot to act on
+	complete       bool            // all lists are complete since this start: absent objects were deleted
+	modules        []api.Module    // in the version for this node
+	truncated      map[string]bool // namespaces with more Modules than are kept
+	updated        []api.Module    // ClusterModules whose rollout gives this node the new version, as in the API server
+	namespaces     map[string]labels
+	images         map[string]bool // packages of registries that the node needs
+	previousImages map[string]bool // previous packages, which are not removed
+	trust          trust
 }
 
 func (s *state) view() view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := view{version: s.version, rules: s.rules, shared: s.shared, complete: s.synced == ofAll,
+	v := view{version: s.version, rules: s.rules, clusterRules: s.clusterRules, complete: s.synced == ofAll,
 		namespaces: maps.Clone(s.namespaces), trust: s.trust}
 	v.known = v.complete || s.restored
-	v.more = s.truncatedNamespaces()
+	v.truncated = s.truncatedNamespaces()
 	// ClusterModules come first.
 	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int {
 		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace), createdBefore(a.Metadata, b.Metadata))
@@ -369,7 +369,7 @@ func (s *state) view() view {
 	if v.complete {
 		maps.DeleteFunc(s.images, func(name string, _ images) bool { _, there := s.modules[name]; return !there })
 	}
-	v.images, v.kept = s.wantedImages(v.modules)
+	v.images, v.previousImages = s.wantedImages(v.modules)
 	for i, m := range v.modules {
 		updated := s.updated(m)
 		if updated {

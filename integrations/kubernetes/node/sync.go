@@ -43,7 +43,7 @@ type syncer struct {
 
 	applied      int                  // value of rules whose modules the agent has
 	pruned       bool                 // all other modules were deleted with that
-	full         time.Time            // time of the last complete apply and read of modules
+	lastApply    time.Time            // time of the last complete apply and read of modules
 	info         v1.NodeStatus        // of the agent
 	refused      []api.ModuleReport   // modules that were not applied
 	reports      []api.ModuleReport   // refused, and modules that do not run
@@ -67,7 +67,7 @@ func (s *syncer) reconcile(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
 		return idleEvery, nil // pods wait: before the first list it is unknown which modules select them
 	}
-	if v.rules != s.applied || v.complete && !s.pruned || s.state.clock.since(s.full) >= fullEvery {
+	if v.rules != s.applied || v.complete && !s.pruned || s.state.clock.since(s.lastApply) >= fullEvery {
 		if err := s.beginTrials(ctx, v); err != nil {
 			return 0, err
 		}
@@ -90,7 +90,7 @@ func (s *syncer) reconcile(ctx context.Context, v view) (time.Duration, error) {
 	}
 	s.check(ctx, v)
 	if s.virtual != nil {
-		s.virtual.need(ctx, v)
+		s.virtual.setNeeded(ctx, v)
 	}
 	if s.failed != nil {
 		s.applied = -1 // apply all modules again after a backoff
@@ -132,7 +132,7 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 	if v.complete {
 		s.removeUnused(ctx, v)
 	}
-	s.refused, s.generations, s.fullNames, s.full = reports, want.generations, want.fullNames, s.state.clock.now()
+	s.refused, s.generations, s.fullNames, s.lastApply = reports, want.generations, want.fullNames, s.state.clock.now()
 	s.absentClosed, s.absentOpen = nil, nil
 	for _, m := range v.modules {
 		switch refused := func(r api.ModuleReport) bool { return r.Name == nodeName(m) }; {
@@ -306,7 +306,7 @@ type serviceSync struct {
 // syncServices gives services the labels of their pods, adopts pods without a service, and deletes services whose pod
 // and network namespace no longer exist.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
-	c := serviceSync{view: v, starts: s.state.starting()} // later starts are for the next round
+	c := serviceSync{view: v, starts: s.state.currentStarts()} // later starts are for the next round
 	pods, current := s.state.podServices(v.rules)
 	if !current {
 		return nil // the next round is due, and applies the modules first
@@ -329,7 +329,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 				gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
 			}
 		case p.held != nil:
-			c.starts.held(service.Metadata.Name, p.held)
+			c.starts.hold(service.Metadata.Name, p.held)
 			s.events.held(p, pending)
 		case p.unconfirmed && s.confirm != nil && pending:
 			unconfirmed = append(unconfirmed, p)
@@ -398,7 +398,7 @@ func vanished(s v1.Service) bool {
 // selector that cannot be parsed may select any pod, and so may a Module beyond the limits. A running pod keeps its
 // labels. Namespaced Modules do not hold running pods: their authors could otherwise evade ClusterModules.
 func (s *syncer) holdOfRejected(v view, p podService) *hold {
-	if p.pending && v.more[p.namespace] {
+	if p.pending && v.truncated[p.namespace] {
 		return manyModules
 	}
 	if err := s.selectedByAny(s.absentClosed, v, p); err != nil {
@@ -457,7 +457,7 @@ func (s *syncer) change(ctx context.Context, services []v1.Service, starts start
 		alone := s.agent.applyServices(ctx, []v1.Service{service})
 		if detail, refused := refusal(alone); refused {
 			s.log.Warn("the agent refuses the labels of a pod", "service", service.Metadata.Name, "error", detail)
-			starts.held(service.Metadata.Name, &hold{fmt.Errorf("the agent refuses its labels: %s", detail), true})
+			starts.hold(service.Metadata.Name, &hold{fmt.Errorf("the agent refuses its labels: %s", detail), true})
 		} else if alone != nil {
 			return alone
 		} else {

@@ -52,8 +52,9 @@ func newVirtual(c *watch.Client, a agent, node string, log *slog.Logger) *virtua
 	return &virtual{client: c, agent: a, node: node, log: log, state: newServiceCache()}
 }
 
-// need starts or stops the watches. When they stop, the agent's virtual services are deleted, and kube-proxy serves.
-func (v *virtual) need(ctx context.Context, view view) {
+// setNeeded starts or stops the watches. When they stop, the agent's virtual services are deleted, and kube-proxy
+// serves.
+func (v *virtual) setNeeded(ctx context.Context, view view) {
 	wanted := slices.ContainsFunc(view.modules, func(m api.Module) bool {
 		return m.Metadata.Namespace == "" && m.Spec.Package.Name == proxy
 	})
@@ -62,13 +63,13 @@ func (v *virtual) need(ctx context.Context, view view) {
 		v.start(ctx)
 	case wanted && time.Since(v.started) >= relistEvery && v.state.needsRelist():
 		v.stop()
-		v.state.clear() // the agent keeps its virtual services until both lists are complete
+		v.state.reset() // the agent keeps its virtual services until both lists are complete
 		v.start(ctx)
 	case !wanted && view.complete && (v.stop != nil || !v.cleared):
 		if v.stop != nil {
 			v.stop()
 			v.stop = nil
-			v.state.clear()
+			v.state.reset()
 		}
 		err := v.agent.applyVirtual(ctx, &array{}, true)
 		if v.cleared = err == nil; err != nil {
