@@ -49,7 +49,7 @@ func TestGrowth(t *testing.T) {
 		b.script("return document.querySelectorAll('*').length", &now.elements)
 		return now
 	}
-	time.Sleep(filling) // the time to measure from
+	time.Sleep(filling) // until the history has its full size
 	sixth := length / 6
 	var least []held // of each sixth
 	for began, at := time.Now(), time.Duration(0); at < length; at = time.Since(began) {

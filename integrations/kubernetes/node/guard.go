@@ -35,7 +35,7 @@ const (
 // persisted: neither a restart nor the loss of the API server retries a version that the node has rolled back.
 type trial struct {
 	Version string       `json:"version"`           // of the ClusterModule
-	Share   float64      `json:"share"`             // fraction of packets that the previous version dropped
+	Share   float64      `json:"share"`             // fraction of packets that the module dropped before the new version
 	Bad     []string     `json:"bad,omitempty"`     // types of conditions that were bad before
 	Failure string       `json:"failure,omitempty"` // why the node rolled back
 	limits               // at the time of the rollback
@@ -162,7 +162,7 @@ func (s *state) rollouts() (out rolloutReport) {
 			out.begun = append(out.begun, api.NodeVersion{Name: name, Version: version})
 		case c.matches(m) && c.Failure != "":
 			fail(m, api.CheckFailed, c.Failure)
-		case c.matches(m) && c.Pending != "": // pending: reports no result to the controller
+		case c.matches(m) && c.Pending != "": // the controller does not count it as a result
 			fail(m, api.PackageUnavailable, c.Pending)
 		case c.passed(m):
 			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})

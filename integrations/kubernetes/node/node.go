@@ -160,7 +160,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		connected := s.connectOnce(v.known, time.Since(began), err)
 		if v.known {
 			is := statusOf(s, err)
-			if !connected { // after a connection, the next round reports its own status
+			if !connected { // otherwise the next round reports the connection
 				report.set(is)
 			}
 			s.figures.round(s, is.Modules, err)
