@@ -34,7 +34,8 @@ func (e *element) value() []byte {
 	return e.mem
 }
 
-// Element is an element of a map after a run.
+// Element is an element of a map after a run, with key and value in the machine's byte order. CPU is that of the run,
+// which matters for per-CPU maps.
 type Element struct {
 	Map   *ebpf.Map
 	Name  string
@@ -43,7 +44,7 @@ type Element struct {
 	CPU   int
 }
 
-// Kernel returns the kernel's current value of the element.
+// Kernel returns the kernel's current value of the element, or nil if there is none.
 func (e Element) Kernel() []byte { return read(e.Map, e.Key, e.CPU) }
 
 // tableOf returns the map of a file descriptor.

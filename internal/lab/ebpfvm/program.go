@@ -31,7 +31,9 @@ type Program struct {
 	maps    map[int32]*ebpf.Map
 }
 
-// Load prepares code for the interpreter, as it would be loaded into the kernel. The maps have to stay open.
+// Load prepares code of an XDP or TC program for the interpreter, as it would be loaded into the running kernel. It
+// fails if the code has relocations that cannot be resolved, for example without the kernel's BTF. The maps have to
+// stay open.
 func Load(code asm.Instructions, kind ebpf.ProgramType) (*Program, error) {
 	code = append(asm.Instructions(nil), code...)
 	if err := relocate(code); err != nil {

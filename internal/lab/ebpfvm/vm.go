@@ -18,10 +18,12 @@ const (
 	most      = 10_000_000
 )
 
-// Clock is the result of the time helpers.
+// Clock has the results of the time helpers: bpf_ktime_get_ns and bpf_ktime_get_coarse_ns, in ns since boot, and
+// bpf_jiffies64.
 type Clock struct{ Now, Coarse, Jiffies uint64 }
 
-// Input is a packet with its metadata in the kernel.
+// Input is a packet, from its Ethernet header on, with the results of helpers that depend on time, CPU or chance. CPU
+// selects the values of per-CPU maps.
 type Input struct {
 	Frame  []byte
 	Clock  Clock
@@ -29,7 +31,7 @@ type Input struct {
 	Random uint32 // result of all calls of bpf_get_prandom_u32
 }
 
-// Result is the result of a program for a packet.
+// Result is the result of a program for a packet: its return value, the packet as it leaves the program, and the costs.
 type Result struct {
 	Return   uint32
 	Frame    []byte
@@ -38,7 +40,7 @@ type Result struct {
 	Records  int            // written to ring buffers
 }
 
-// VM runs programs on the same maps.
+// VM runs programs on the same maps. It is not safe for concurrent use.
 type VM struct {
 	known   map[*ebpf.Map]identity
 	inner   map[ebpf.MapID]*ebpf.Map // maps in other maps
@@ -61,7 +63,8 @@ func New() *VM {
 	return &VM{known: map[*ebpf.Map]identity{}, inner: map[ebpf.MapID]*ebpf.Map{}, tables: map[ebpf.MapID]*table{}}
 }
 
-// Run interprets a program. Its changes of maps stay in the VM until Forget or Rewind.
+// Run interprets a program. Its changes of maps stay in the VM until Forget or Rewind. An error names the instruction
+// that the verifier would have rejected, or that the interpreter does not support.
 func (v *VM) Run(p *Program, in Input) (result Result, err error) {
 	if len(v.regions) == 0 {
 		v.Forget()

@@ -355,7 +355,7 @@ func (c *Cluster) Restart() {
 	c.table, c.interest, c.dead = map[string]*job{}, map[string][]string{}, false
 }
 
-// Exhaust sets whether the root has subnets left.
+// Exhaust sets whether the root has no subnets left.
 func (c *Cluster) Exhaust(none bool) { c.locked(func() { c.exhausted = none }) }
 
 // Lose drops the next messages of a topic.
