@@ -160,7 +160,7 @@ func firstPacket(t *testing.T, runtime string) {
 			}
 		}
 		if c := m.integration(); c.Status != "True" || !strings.Contains(c.Message, "13 of them since before") {
-			t.Errorf("the agent says %+v", c)
+			t.Errorf("the agent reports %+v", c)
 		}
 		m.failClosed(r)
 	})

@@ -155,7 +155,7 @@ func TestAlongsideNetManager(t *testing.T) {
 	}
 	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
 	if arrives(from, to, fewTries) {
-		t.Error("the firewall has no rule, and a packet passes")
+		t.Error("a packet passes a firewall without rules")
 	}
 
 	// After a kill of the agent, too, ports are the same services, and always have their chains.

@@ -107,7 +107,7 @@ func TestKeptJobs(t *testing.T) {
 		t.Errorf("%d jobs, %v", len(stored.Jobs), err)
 	}
 	if j := stored.job("a.b.c.d", 100); j == nil || !strings.Contains(string(j.Modules), "firewall") {
-		t.Errorf("the job that came last: %+v", j)
+		t.Errorf("the newest job: %+v", j)
 	}
 }
 

@@ -183,7 +183,7 @@ func TestFirstPacket(t *testing.T) {
 		}
 	}
 	if passed() {
-		t.Fatal("a packet passed before the firewall was there")
+		t.Fatal("a packet passed before the firewall was attached")
 	}
 }
 

@@ -82,7 +82,7 @@ func TestKilledInADeploymentWithModules(t *testing.T) {
 				t.Errorf("%s killed at %d of %d: nothing was sent", name, moment, moments)
 			}
 			if passed() {
-				t.Fatalf("%s killed at %d of %d: a packet passed before the firewall was there", name, moment, moments)
+				t.Fatalf("%s killed at %d of %d: a packet passed before the firewall was attached", name, moment, moments)
 			}
 			if used[four] != "" || used[six] != "" {
 				t.Errorf("%s killed at %d of %d: %s and %s are in use", name, moment, moments, four, six)

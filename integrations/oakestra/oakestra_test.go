@@ -136,7 +136,7 @@ func TestNodeEngine(t *testing.T) {
 	}
 	n.checkTraffic(containers[0], containers[services-1])
 	if got := n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`); !strings.HasPrefix(got, `{"id":1,`) {
-		t.Errorf("an id was given again: %s", got)
+		t.Errorf("an id was reused: %s", got)
 	}
 	for i := range services {
 		n.undeploy(appName, i)
@@ -192,7 +192,7 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 	}
 	n.must("POST", "/ebpf", `{"name":"firewall","config":{}}`)
 	if arrives(from, to, fewTries) {
-		t.Error("the firewall has no rule, and a packet passes")
+		t.Error("a packet passes a firewall without rules")
 	}
 	rule := func(proto, src string, srcPort int, dst string, dstPort int) {
 		n.must("POST", "/ebpf/0/rule", fmt.Sprintf(`{"srcIp":%q,"dstIp":%q,"proto":%q,"scrPort":%d,"dstPort":%d}`, src, dst,
@@ -200,18 +200,18 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 	}
 	rule("TCP", a4, 1000, b4, 2000)
 	if arrives(from, to, fewTries) {
-		t.Error("a rule for TCP lets UDP pass: proto is not honoured")
+		t.Error("a rule for TCP passes UDP: proto is ignored")
 	}
 	rule("UDP", a4, 1000, b4, 2000)
 	if !arrives(from, to, manyTries) {
-		t.Error("the rule does not let the packet pass")
+		t.Error("the rule does not pass the packet")
 	}
 	if arrives(to, from, fewTries) {
-		t.Error("the answer passes without a rule of its own")
+		t.Error("a reply passes without a rule")
 	}
 	rule("UDP", b4, 2000, a4, 1000)
 	if !arrives(to, from, manyTries) {
-		t.Error("the rule for the answer does not let it pass")
+		t.Error("the rule for replies does not pass them")
 	}
 	rule("UDP", b4, 2000, a4, 1000) // a duplicate
 	m := list[v1.Module](n, "module")
@@ -293,7 +293,7 @@ func TestRedeploy(t *testing.T) {
 		t.Errorf("the same request got %s, then %s", four, again)
 	}
 	if next, _ := b.deploy(appName, 0, ""); next == four {
-		t.Errorf("a new container has the address %s, which neighbours know as the old one's", next)
+		t.Errorf("a new container reuses the address %s, which neighbours associate with the old one", next)
 	}
 	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 1 || len(links) != 2 {
 		t.Errorf("after a redeployment: %d services, %v", len(s), links)
@@ -342,7 +342,7 @@ func TestBadInput(t *testing.T) {
 		}
 	}
 	if s, links := list[v1.Service](n, "service"), n.links(); len(s) != 0 || len(links) != 0 {
-		t.Errorf("bad requests have made %v, %v", s, links)
+		t.Errorf("invalid requests have created %v, %v", s, links)
 	}
 }
 
@@ -430,7 +430,7 @@ func TestForeignBridge(t *testing.T) {
 	}
 	n.Kill()
 	if n.Purge(); !cmp.Equal(n.links(), []string{"oakbr"}) {
-		t.Errorf("after a purge there are %v", n.links())
+		t.Errorf("after a purge these links remain: %v", n.links())
 	}
 	err = n.Lab.Node().Do(func() error {
 		return netlink.LinkDel(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "oakbr"}})
@@ -453,7 +453,7 @@ func TestWebPagesAreRefused(t *testing.T) {
 	}
 	got.Body.Close()
 	if all := n.must("GET", "/ebpf", ""); got.StatusCode != 403 || all != "[]" {
-		t.Errorf("a page of another site got %d and made %s", got.StatusCode, all)
+		t.Errorf("a page of another site got %d and created %s", got.StatusCode, all)
 	}
 }
 

@@ -37,7 +37,7 @@ func TestCompleteChecksums(t *testing.T) {
 			return
 		}
 		if !leavesChecksums("oakt0") || leavesChecksums("lo") || leavesChecksums("none") {
-			t.Error("which interfaces leave checksums is wrong")
+			t.Error("leavesChecksums is wrong")
 		}
 		if on, err := netlab.TxChecksum("oakt1"); err != nil || !on {
 			t.Errorf("before: %v, %v", on, err)

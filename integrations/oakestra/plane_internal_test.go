@@ -135,11 +135,11 @@ func TestRegistrationWaitsForChains(t *testing.T) {
 	}
 	a.answers = a.answers[:1]
 	if m.registerNode(); !strings.Contains(m.log.String(), "before the modules of the worker are linked") {
-		t.Errorf("an agent that takes long: %s", m.log)
+		t.Errorf("a slow agent: %s", m.log)
 	}
 	a.answers = nil
 	if m.registerNode(); !strings.Contains(m.log.String(), "the store is damaged") {
-		t.Errorf("an agent that does not know: %s", m.log)
+		t.Errorf("an agent without a result: %s", m.log)
 	}
 }
 

@@ -199,7 +199,7 @@ func TestPortMappings(t *testing.T) {
 		t.Errorf("a port that another service has: %+v", got)
 	}
 	if all := list[v1.Service](n, "service"); len(all) != 2 {
-		t.Errorf("after a refused deployment there are %d services", len(all))
+		t.Errorf("after a rejected deployment the agent has %d services", len(all))
 	}
 
 	n.Kill()
@@ -231,7 +231,7 @@ func TestPortMappings(t *testing.T) {
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
 	n.undeploy("other.test.db.test", 0)
 	if got := n.tables(); len(got) != 0 {
-		t.Errorf("without services there are tables %v", got)
+		t.Errorf("without services these tables exist: %v", got)
 	}
 	if got := readAnswer(sender, noAnswerTimeout); !strings.HasPrefix(got, "error") {
 		t.Errorf("an answer without services: %q", got)
@@ -294,7 +294,7 @@ func TestMasquerading(t *testing.T) {
 		}
 		defer accepted.Close()
 		if got := ipOf(accepted.RemoteAddr()); got != nodeAddresses[i] {
-			t.Errorf("a service comes as %s, want the node's %s", got, nodeAddresses[i])
+			t.Errorf("a service sends from %s, want the node's %s", got, nodeAddresses[i])
 		}
 	}
 }

@@ -74,7 +74,7 @@ func TestProcess(t *testing.T) {
 	by := fmt.Sprintf(`msg=change by="integration oakestra, uid 0 pid %d" action=create kind=Module name=oakestra-0`,
 		n.process())
 	if !strings.Contains(n.Log(), by) {
-		t.Errorf("the log lacks %s:\n%s", by, n.Log())
+		t.Errorf("the log does not contain %s:\n%s", by, n.Log())
 	}
 	pid := n.process()
 	n.Stop()

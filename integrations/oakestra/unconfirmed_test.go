@@ -161,7 +161,7 @@ func TestLostAnswer(t *testing.T) {
 			})
 			for _, former := range []string{"oakestra-0", "oakestra-1", "oakestra-2"} {
 				if slices.Contains(got, former) {
-					t.Errorf("ids are given again: %v", got)
+					t.Errorf("ids are reused: %v", got)
 				}
 			}
 		})

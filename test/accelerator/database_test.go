@@ -136,7 +136,7 @@ func TestPostgres(t *testing.T) {
 	sql(`\copy numbers TO '` + file + `'`)
 	sql(`\copy again FROM '` + file + `'`)
 	if rows := sql("SELECT count(*) FROM numbers NATURAL JOIN again"); rows != "250000" {
-		t.Errorf("%s of 250000 rows are there again", rows)
+		t.Errorf("%s of 250000 rows were imported", rows)
 	}
 	n.checkVerdicts("postgres", "psql", "pgbench")
 }

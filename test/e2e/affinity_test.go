@@ -98,7 +98,7 @@ func TestAffinityOutlivesAgentAndPrograms(t *testing.T) {
 		met[askName(t, n.web, "10.30.0.10:80")] = true
 	}
 	if len(met) != 3 {
-		t.Errorf("without affinity the client meets %v", met)
+		t.Errorf("without affinity the client reaches %v", met)
 	}
 	n.Kill()
 	stays("without the agent")

@@ -25,7 +25,7 @@ func TestKernelDrops(t *testing.T) {
 	shown := droptest.Shown()
 	warned := strings.HasPrefix(r.stderr, "warning: no drops of the kernel are shown: ")
 	if r.code != 0 || warned != (shown != nil) || strings.Count(r.stderr, "\n") > 1 {
-		t.Errorf("kerb trace --after says %q (%d); the kernel shows drops: %v", r.stderr, r.code, shown)
+		t.Errorf("kerb trace --after prints %q (%d); the kernel shows drops: %v", r.stderr, r.code, shown)
 	}
 	for lines := json.NewDecoder(strings.NewReader(r.stdout)); lines.More(); {
 		var p v1.TracedPacket

@@ -200,7 +200,7 @@ func TestControlMisbehaves(t *testing.T) {
 			udp.finish(1, 2)
 			n.awaitHealthy("other")
 			if err := syscall.Kill(pid, 0); err != nil || n.must("status") == "" {
-				t.Errorf("the agent is gone: %v", err)
+				t.Errorf("the agent has ended: %v", err)
 			}
 		})
 	}

@@ -58,7 +58,7 @@ func TestEvents(t *testing.T) {
 	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
 	if e := n.awaitEvent("module/odd Change Refused"); e.Count != 2 || !strings.Contains(e.Message, "there-is-none") ||
 		e.Time.Before(e.First) || e.Number <= started.Number {
-		t.Errorf("a package that is not there, twice: %+v", e)
+		t.Errorf("a missing package, twice: %+v", e)
 	}
 	for _, pid := range n.children() {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -217,7 +217,7 @@ func TestLostEventsAreReported(t *testing.T) {
 	for i := range many {
 		odd := module("odd", fmt.Sprintf("%s-%d", strings.Repeat("none", 50), i), "*", nil)
 		if err := n.Node.Node.Apply(odd); err == nil {
-			t.Fatal("a package that is not there was found")
+			t.Fatal("a missing package was found")
 		}
 	}
 	f := n.followEvents("a slow client", body)
@@ -233,10 +233,10 @@ func TestLostEventsAreReported(t *testing.T) {
 				got++
 			}
 		case <-time.After(nodetest.Patience):
-			t.Fatalf("%d events came and %d are lost, of %d", got, lost, many)
+			t.Fatalf("%d events arrived and %d are lost, of %d", got, lost, many)
 		}
 	}
 	if lost == 0 || got+lost != many {
-		t.Errorf("%d events came and %d are lost, of %d", got, lost, many)
+		t.Errorf("%d events arrived and %d are lost, of %d", got, lost, many)
 	}
 }

@@ -221,7 +221,7 @@ func TestReadOnlyState(t *testing.T) {
 		t.Errorf("programs were %s and are %s", before, after)
 	}
 	if text := n.must("status"); !strings.Contains(text, "ReadOnly") {
-		t.Errorf("the status does not tell:\n%s", text)
+		t.Errorf("the status does not report it:\n%s", text)
 	}
 	n.checkPins()
 }
@@ -248,7 +248,7 @@ func TestCorruptStore(t *testing.T) {
 		t.Errorf("damaged stores kept: %v", aside)
 	}
 	if text := n.must("status"); !strings.Contains(text, "StoreLost") {
-		t.Errorf("the status does not tell:\n%s", text)
+		t.Errorf("the status does not report it:\n%s", text)
 	}
 	n.apply(n.both()) // services alone change nothing
 	time.Sleep(500 * time.Millisecond)
@@ -256,7 +256,7 @@ func TestCorruptStore(t *testing.T) {
 	n.start() // nor does another restart
 	time.Sleep(500 * time.Millisecond)
 	if udp.generation() != 1 || len(n.attached(n.web, tcxEgress)) != 1 {
-		t.Error("the chains that ran are gone")
+		t.Error("the running chains were removed")
 	}
 	n.apply(n.both(), n.stamp(1), n.pass("count", "*"))
 	n.settled(map[string]int{"count": 4, "stamp": 2})

@@ -90,7 +90,7 @@ func TestHistory(t *testing.T) {
 	n.Kill()
 	n.start()
 	if _, values := n.sampled("fw", dropped); len(values) == 0 {
-		t.Error("the samples are gone after the agent was killed")
+		t.Error("the samples are lost after the agent was killed")
 	}
 	dir := t.TempDir()
 	file, blocks := filepath.Join(dir, "node.om"), filepath.Join(dir, "data")

@@ -158,7 +158,7 @@ func (l *loop) checkInFlood(w receiveMode, at *netlab.Host) {
 	l.T.Logf("plant: %s", strings.TrimSpace(line))
 	match := plantSays.FindStringSubmatch(line)
 	if match == nil {
-		l.T.Fatalf("the plant says %q", line)
+		l.T.Fatalf("the plant prints %q", line)
 	}
 	if w.want != "" && match[1] != w.want {
 		l.T.Errorf("the pendulum %s", match[1])
@@ -171,7 +171,7 @@ func (l *loop) checkInFlood(w receiveMode, at *netlab.Host) {
 	read, law := now.Delivered-before.Delivered, now.Fallbacks-before.Fallbacks
 	l.T.Logf("%d states to the controller, %d to the law", read, law)
 	if now.Lost != before.Lost || read+law != states {
-		l.T.Errorf("of %d states %d came to the controller, %d to the law, %d were lost", states, read, law,
+		l.T.Errorf("of %d states %d reached the controller, %d the law, %d were lost", states, read, law,
 			now.Lost-before.Lost)
 	}
 	// With a controller that never reads, these are the 3 until the kernel answers. The measured minimum is 191 of 1,000,

@@ -87,7 +87,7 @@ func (l *loop) startController(h *netlab.Host, program string, args ...string) {
 	}
 	if line, err := out.ReadString('\n'); line != "ready\n" {
 		l.endController()
-		l.T.Fatalf("the controller says %q, %v", line, err)
+		l.T.Fatalf("the controller prints %q, %v", line, err)
 	}
 }
 

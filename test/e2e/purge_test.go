@@ -16,7 +16,7 @@ import (
 func (n *node) checkPurged(o objects) {
 	n.T.Helper()
 	if _, err := os.Lstat(n.BPF); err == nil {
-		n.T.Errorf("%s is still there", n.BPF)
+		n.T.Errorf("%s still exists", n.BPF)
 	}
 	for _, h := range []ebpf.AttachType{tcxIngress, tcxEgress} {
 		if ids := n.attached(n.web, h); len(ids) > 0 {
@@ -50,7 +50,7 @@ func TestPurge(t *testing.T) {
 			}
 			end(n)
 			if out := n.must("purge", n.Flags()...); out != "nothing of Kerb is left in the kernel\n" {
-				t.Errorf("purge says %q", out)
+				t.Errorf("purge prints %q", out)
 			}
 			n.checkPurged(o)
 			n.start() // the desired state still exists
@@ -67,7 +67,7 @@ func TestPurge(t *testing.T) {
 			n.checkPurged(o)
 			for _, dir := range []string{n.State, n.Run} {
 				if _, err := os.Lstat(dir); err == nil {
-					t.Errorf("%s is still there", dir)
+					t.Errorf("%s still exists", dir)
 				}
 			}
 			n.must("purge", n.Flags()...) // purging nothing is not an error

@@ -52,7 +52,7 @@ func TestElementsOfKilledAgents(t *testing.T) {
 		all := n.elements("blocked")
 		for i := range number {
 			if !slices.Contains(all, from(i)) {
-				t.Fatalf("%s was confirmed and is gone: %v", from(i), all)
+				t.Fatalf("%s was confirmed and is lost: %v", from(i), all)
 			}
 		}
 		if len(all) > number+1 {

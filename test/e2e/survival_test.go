@@ -224,7 +224,7 @@ func TestStopLeavesDataPlaneRunning(t *testing.T) {
 	udp := startStream(t, n.db, n.web)
 	n.Stop()
 	if _, err := os.Lstat(n.Socket()); err == nil {
-		t.Error("the socket is still there")
+		t.Error("the socket still exists")
 	}
 	n.refused(n.kerb("status"), 4, "no agent answers on "+n.Socket())
 	time.Sleep(300 * time.Millisecond) // traffic without an agent

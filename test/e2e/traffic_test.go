@@ -181,7 +181,7 @@ func (s *stream) finish(allowed ...uint32) {
 		}
 	}
 	if s.sent == 0 || lost > 0 || twice > 0 {
-		s.t.Errorf("of %d packets %d are lost and %d came twice", s.sent, lost, twice)
+		s.t.Errorf("of %d packets %d are lost and %d arrived twice", s.sent, lost, twice)
 	}
 	if s.stamps[1] != len(s.got)-1 {
 		s.t.Errorf("packets by number of stamps: %v, want %d with one", s.stamps, len(s.got)-1)

@@ -198,7 +198,7 @@ func (u *upgrading) send(c *net.UDPConn) {
 	_ = u.server.SetReadDeadline(time.Now().Add(nodetest.Patience))
 	if _, from, err := u.server.ReadFromUDP(make([]byte, 64)); err != nil ||
 		from.Port != c.LocalAddr().(*net.UDPAddr).Port {
-		u.T.Fatalf("db does not hear web: from %v: %v", from, err)
+		u.T.Fatalf("no datagram of web reaches db: from %v: %v", from, err)
 	}
 }
 
@@ -217,7 +217,7 @@ func (u *upgrading) checkTalks() {
 		text := make([]byte, 64)
 		_ = c.SetReadDeadline(time.Now().Add(nodetest.Patience))
 		if n, err := c.Read(text); err != nil || string(text[:n]) != u.server.LocalAddr().String() {
-			u.T.Fatalf("connection %d of %d: web hears %q: %v", i, len(u.talks), text[:n], err)
+			u.T.Fatalf("connection %d of %d: web receives %q: %v", i, len(u.talks), text[:n], err)
 		}
 		u.send(c)
 	}

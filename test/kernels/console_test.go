@@ -65,7 +65,7 @@ func TestTranscriptCutShort(t *testing.T) {
 		t.Error(d)
 	}
 	if log.done {
-		t.Error("done without the line that says so")
+		t.Error("done without the final line")
 	}
 }
 

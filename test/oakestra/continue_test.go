@@ -24,7 +24,7 @@ func TestConnectionsOutliveInstancesHere(t *testing.T) {
 	m.removeInstance(own)
 	m.connect(client, m.cluster.Addresses("app.ns.c.test")[0]) // its reply follows the earlier messages to the agent
 	if _, err := exchange(tcp, uniqueText(), lostAfter); err != nil {
-		t.Errorf("after an instance has gone that the connection does not use: %v", err)
+		t.Errorf("after the removal of an instance that the connection does not use: %v", err)
 	}
 }
 

@@ -186,7 +186,7 @@ func TestUnknownIsRefused(t *testing.T) {
 	n.Must(http.MethodDelete, "/v1/virtualservices/web", nil, nil)
 	n.Eventually("the address is unknown again", func() bool { return n.isUnknown(virtual4) })
 	if err := connects(virtual4); !errors.Is(err, syscall.EHOSTUNREACH) {
-		t.Errorf("virtual no more: %v", err)
+		t.Errorf("no longer virtual: %v", err)
 	}
 	spec.Instances[0].Draining = false
 	n.Apply(virtualService("web", spec))
@@ -290,7 +290,7 @@ func TestRedeployed(t *testing.T) {
 		t.Errorf("a connection to the process that is gone: %v, want a reset", err)
 	}
 	if name, err := askUDP(u, "x", patience); err != nil || name != "web1" {
-		t.Errorf("UDP goes to %q, %v", name, err)
+		t.Errorf("UDP reaches %q, %v", name, err)
 	}
 	begin := time.Now()
 	again, err := dialTCP(client, at)

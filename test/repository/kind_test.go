@@ -89,7 +89,7 @@ func TestNewKind(t *testing.T) {
 	expect(t, command("", "__complete", "example", "delete", ""), "one")
 	expect(t, command("", "example", "delete", "one"), "example/one deleted")
 	if out := command("", "get", "examples", "-o", "name"); out != "" {
-		t.Errorf("after delete there is %s", out)
+		t.Errorf("after delete the list has %s", out)
 	}
 }
 

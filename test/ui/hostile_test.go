@@ -88,7 +88,7 @@ func TestHostilePackets(t *testing.T) {
 	var title string
 	b.script("return document.title + document.querySelectorAll('main script, .packets li b').length", &title)
 	if title != "Kerb0" {
-		t.Errorf("the page has run what came: %q", title)
+		t.Errorf("the page has executed payload: %q", title)
 	}
 }
 

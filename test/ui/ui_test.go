@@ -336,7 +336,7 @@ func killed(n *nodetest.Node, b *browser) {
 	b.shows(".live", "live")
 	b.shows("#verdict", "Everything works")
 	if lost := b.text("#lost"); lost != "" {
-		n.T.Errorf("the page still says %q", lost)
+		n.T.Errorf("the page still shows %q", lost)
 	}
 }
 

@@ -127,6 +127,6 @@ func TestListedPodsShareLabels(t *testing.T) {
 	share(&many)
 	if is := podOf(many.Metadata); !is.tooMany || is.static != "" || many.Metadata.Labels["a"] != "" ||
 		many.Metadata.Annotations != nil {
-		t.Errorf("what is not kept of a pod stays until the list is complete: %+v", is)
+		t.Errorf("unused fields of a pod are kept until the list is complete: %+v", is)
 	}
 }

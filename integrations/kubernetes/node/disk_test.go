@@ -77,7 +77,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatal("the disk is not full")
 	}
 	if files, err := filepath.Glob(filepath.Join(dir, ".*")); err != nil || len(files) > 0 {
-		t.Errorf("half of a state is left: %v, %v", files, err)
+		t.Errorf("temporary files of the state remain: %v, %v", files, err)
 	}
 
 	b.stop(syscall.SIGKILL)

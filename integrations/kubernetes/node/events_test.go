@@ -112,7 +112,7 @@ func (b *bed) lastSync() string {
 			return line
 		}
 	}
-	b.T.Fatal("no metric says when the node was in sync")
+	b.T.Fatal("no metric has the time of the last synchronisation")
 	return ""
 }
 

@@ -82,7 +82,7 @@ func TestKubectl(t *testing.T) {
 	}
 	out, code := b.kubectl("rollout", "status", "absent")
 	if code != 1 || !strings.Contains(out, "no ClusterModule absent") {
-		t.Errorf("status of what is not there: %d %s", code, out)
+		t.Errorf("status of a missing module: %d %s", code, out)
 	}
 
 	rollout(config("deny"), "paused: true, ")

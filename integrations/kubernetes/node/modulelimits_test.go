@@ -92,7 +92,7 @@ func TestModuleLimits(t *testing.T) {
 	y, v := &syncer{state: s}, s.view()
 	theirs, ours := podIn(t, s, v.rules, "evil", "u2"), podIn(t, s, v.rules, "shop", "u1")
 	if y.holdOfRejected(v, theirs) != manyModules || y.holdOfRejected(v, ours) != nil {
-		t.Error("pods are held by a namespace other than theirs, or not by theirs")
+		t.Error("pods are held by another namespace, or not by their own")
 	}
 	dir := t.TempDir()
 	if err := s.save(dir); err != nil {
@@ -104,11 +104,11 @@ func TestModuleLimits(t *testing.T) {
 		t.Errorf("%d Modules are restored, %+v: %v", len(next.modules), next.moduleUsage, err)
 	}
 	if s.modulesNeedRelist() {
-		t.Error("they are to be listed again although none was deleted")
+		t.Error("a relist is due although none was deleted")
 	}
 	s.moduleHandler(ofModules).Delete(all[0]) // an omitted one
 	if !s.modulesNeedRelist() {
-		t.Error("they are not to be listed again")
+		t.Error("no relist is due")
 	}
 	all = append(all[320:330:330], all[330])
 	listModules(s, all)
@@ -182,7 +182,7 @@ func TestModuleLimitsOfAllNamespaces(t *testing.T) {
 		}
 	}
 	if s.moduleUsage.total > 2*maxModuleBytes || s.modulesNeedRelist() {
-		t.Errorf("%d bytes are kept, or Modules are to be listed again", s.moduleUsage.total)
+		t.Errorf("%d bytes are kept, or a relist is due", s.moduleUsage.total)
 	}
 	small := sized("small", 0, 9999, 3<<10)
 	if s.moduleHandler(ofModules).Set(small); s.modules[nodeName(small)].Omitted != 0 {
@@ -194,13 +194,13 @@ func TestModuleLimitsOfAllNamespaces(t *testing.T) {
 	s.moduleHandler(ofModules).Set(grown)
 	is := s.modules[before[0]]
 	if _, reason, err := translate(is, nil); is.Omitted == 0 || reason != api.NoRoom || err == nil {
-		t.Errorf("one that has grown is kept: %v", err)
+		t.Errorf("a Module that has grown is kept: %v", err)
 	}
 	for _, m := range all[:300] {
 		s.moduleHandler(ofModules).Delete(m)
 	}
 	if !s.modulesNeedRelist() {
-		t.Error("omitted Modules would fit, and are not listed again")
+		t.Error("omitted Modules would fit, and no relist is due")
 	}
 }
 

@@ -69,7 +69,7 @@ func TestModulesOfNamespaces(t *testing.T) {
 	for _, h := range s.Status.Links[0].Hooks {
 		want := map[string][]string{"tc-ingress": {inShop, count}, "tc-egress": {count, inShop}}[h.Hook]
 		if !slices.Equal(h.Modules, want) {
-			t.Errorf("%s has %v, want %v: packets from the pod meet its namespace's module first", h.Hook, h.Modules, want)
+			t.Errorf("%s has %v, want %v: packets from the pod pass its namespace's module first", h.Hook, h.Modules, want)
 		}
 	}
 	var m v1.Module

@@ -53,7 +53,7 @@ func TestManyPods(t *testing.T) {
 	}
 	s.podHandler().Delete(api.Object{Metadata: api.ObjectMeta{UID: uidOf(4000)}})
 	if find(4000) || len(await) != 4998 {
-		t.Errorf("a pod that is gone is found, or %d wait", len(await))
+		t.Errorf("a deleted pod is found, or %d wait", len(await))
 	}
 	s.podHandler().Set(podObject(5000))
 	if !find(5000) || !find(4999) {
@@ -82,7 +82,7 @@ func TestMirrors(t *testing.T) {
 	mirror.Metadata.Annotations.Static = uidOf(2)
 	s.podHandler().Set(mirror)
 	if p := find(uidOf(2)); p.uid != uidOf(2) || p.mirror || find("static").uid != "" {
-		t.Errorf("a mirror takes the place of another pod: %+v", p)
+		t.Errorf("a mirror replaces another pod: %+v", p)
 	}
 }
 

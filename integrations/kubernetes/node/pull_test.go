@@ -176,7 +176,7 @@ func TestPullLimit(t *testing.T) {
 		t.Errorf("%d modules without a package", tooMany)
 	}
 	if image, _ := s.puller.next(); image != "" {
-		t.Errorf("%s is due on a node that keeps no more", image)
+		t.Errorf("%s is due on a node that has reached the limit", image)
 	}
 }
 

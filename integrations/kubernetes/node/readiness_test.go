@@ -55,7 +55,7 @@ func TestReadiness(t *testing.T) {
 	b.module(later, counter("app: cache"))
 	b.Eventually("what comes later is applied", func() bool { return b.Get("/v1/modules/"+later, &v1.Module{}) == nil })
 	if !runs("deny") {
-		t.Fatal("the node has gone back because of pods that do not count")
+		t.Fatal("the node rolled back because of unrelated pods")
 	}
 	web.ready("False")
 	b.Eventually("the node goes back", func() bool { return runs("allow") })
@@ -102,6 +102,6 @@ func TestCost(t *testing.T) {
 	})
 	b.Eventually("the report has gone", func() bool { return b.status().Status.Conditions[0].Status == "True" })
 	if !runs("firewall") {
-		t.Error("the node goes back from a version within the limit")
+		t.Error("the node rolls back a version within the limit")
 	}
 }

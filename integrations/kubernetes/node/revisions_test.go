@@ -81,7 +81,7 @@ func TestRevisions(t *testing.T) {
 	newest(oldest)
 	if out, code := b.kubectl("rollout", "undo", name, "--to-revision", "guard-none"); code != 1 ||
 		!strings.Contains(out, "has no revision guard-none: kubectl kerb rollout history guard") {
-		t.Errorf("undo to what is not there: %d %s", code, out)
+		t.Errorf("undo to a missing revision: %d %s", code, out)
 	}
 	if out, code := b.kubectl("rollout", "history", name, "--revision", oldest); code != 0 ||
 		!strings.Contains(out, `"dstPort":4`) {
@@ -100,7 +100,7 @@ func TestRevisions(t *testing.T) {
 	var m api.ClusterModule
 	b.api.Must(http.MethodGet, modulesPath+name, nil, &m)
 	if r := m.Spec.Rollout; r == nil || len(r.Waves) != 1 {
-		t.Errorf("the rollout is gone: %+v", m.Spec)
+		t.Errorf("the rollout was removed: %+v", m.Spec)
 	}
 
 	err := b.api.Apply(revisionsPath+"/"+before, "apiVersion: kerb.dev/v1alpha1\nkind: ModuleRevision\nmetadata: {name: "+

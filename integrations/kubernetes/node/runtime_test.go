@@ -269,7 +269,7 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 		t.Error("the end of the first sandbox has taken the second with it")
 	}
 	if r.Stop(again); label() != "" || len(s.runtime.pods) > 0 {
-		t.Error("the sandbox has ended, and is still there")
+		t.Error("the sandbox has ended, and still exists")
 	}
 	// a static pod, which the runtime knows by the UID that its mirror names
 	mirror := object("m1", "shop", "web", map[string]string{"app": "mirror"})

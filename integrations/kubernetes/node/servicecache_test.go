@@ -170,7 +170,7 @@ func TestServiceLimitsOfNamespaces(t *testing.T) {
 		t.Errorf("%d virtual services", len(desired))
 	}
 	if s.needsRelist() {
-		t.Error("it is to be listed again beyond the limits")
+		t.Error("a relist is due beyond the limits")
 	}
 	served := all[0]
 	for _, o := range all {
@@ -180,7 +180,7 @@ func TestServiceLimitsOfNamespaces(t *testing.T) {
 	}
 	service.Delete(served)
 	if !s.needsRelist() {
-		t.Error("a Service would fit, and is not listed again")
+		t.Error("a Service would fit, and no relist is due")
 	}
 	slice.Set(sliceOf("s0001", "a", maxEndpoints/2+1))
 	if s.taken(services.Node{}, false); s.notServed[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
@@ -299,7 +299,7 @@ func TestProxyTableLimits(t *testing.T) {
 			second, _, _ := s.taken(services.Node{}, true)
 			for key := range first {
 				if _, ok := second[key]; !ok {
-					t.Errorf("%s is served no more", key)
+					t.Errorf("%s is no longer served", key)
 				}
 			}
 			if _, ok := second[own[0].Key()]; !ok || len(second) != len(first)+1 {
@@ -422,7 +422,7 @@ func TestListsAreBounded(t *testing.T) {
 		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.notServed), s.total)
 	}
 	if s.needsRelist() {
-		t.Error("they are to be listed again beyond the limits")
+		t.Error("a relist is due beyond the limits")
 	}
 	small := wantedService("s999") // omitted before
 	small.Metadata.Namespace = "evil"
@@ -436,7 +436,7 @@ func TestListsAreBounded(t *testing.T) {
 		service.Delete(o)
 	}
 	if !s.needsRelist() {
-		t.Error("omitted objects would fit, and are not listed again")
+		t.Error("omitted objects would fit, and no relist is due")
 	}
 	if desired, _, _ := s.taken(services.Node{}, false); len(desired) != 1 {
 		t.Errorf("%d are served: %v", len(desired), s.condition())
@@ -651,7 +651,7 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 		t.Errorf("%d are served, %v", len(desired), s.total)
 	}
 	if s.needsRelist() {
-		t.Errorf("they are to be listed again beyond the limits: %v", s.total)
+		t.Errorf("a relist is due beyond the limits: %v", s.total)
 	}
 }
 
@@ -685,7 +685,7 @@ func TestServicesOfOthersCountNothing(t *testing.T) {
 		service.Replace(all)
 		slice.Replace(nil)
 		if desired, _, _ := s.taken(services.Node{}, true); len(desired) != 1 || s.needsRelist() {
-			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.needsRelist())
+			t.Errorf("%s: %d are served; relist due: %t", what, len(desired), s.needsRelist())
 		}
 	}
 }

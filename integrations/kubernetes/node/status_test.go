@@ -114,7 +114,7 @@ func TestHostileObjects(t *testing.T) {
 	var service v1.Service
 	b.Must(http.MethodGet, "/v1/services/"+web.Service(), nil, &service)
 	if got := service.Metadata.Labels["kerb.dev/namespace"]; got != "default" {
-		t.Errorf("the pod says that it is in namespace %s", got)
+		t.Errorf("the pod claims to be in namespace %s", got)
 	}
 	b.Eventually("the node reports what it refuses", func() bool {
 		s := b.status().Status

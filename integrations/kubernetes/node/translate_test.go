@@ -196,7 +196,7 @@ func TestSnapshot(t *testing.T) {
 		t.Errorf("the state is %+v with pods %v", v, again.pods)
 	}
 	if err := s.save("/proc/no/such"); err == nil {
-		t.Error("a directory that is not there was written")
+		t.Error("a missing directory was written")
 	}
 }
 

@@ -141,7 +141,7 @@ func TestWaves(t *testing.T) {
 	f.says(wave[0], fmt.Sprintf("modules: [{name: guard, generation: %d, reason: RolledBack, message: %q}]",
 		f.get().Metadata.Generation, reason))
 	if text := f.condition("False", "NodesFailed"); !strings.Contains(text, wave[0]+" RolledBack: "+reason) {
-		t.Errorf("the condition does not say what the node says: %s", text)
+		t.Errorf("the condition does not contain the node's report: %s", text)
 	}
 	out, code := f.kubectl("rollout", "status", f.name)
 	if code != 3 || !strings.Contains(out, "50 % of the nodes and 3 by name, halted") ||
@@ -154,7 +154,7 @@ func TestWaves(t *testing.T) {
 	f.says(wave[0], kernelOf(wave[0]))
 	time.Sleep(3 * time.Second) // at least one round of the controller
 	if p := f.get().Status.Rollout; p.Percent != 50 || p.Halted == nil {
-		t.Fatalf("the rollout continues by itself: %+v", p)
+		t.Fatalf("the rollout continues without resume: %+v", p)
 	}
 
 	if out, code := f.kubectl("rollout", "resume", f.name); code != 0 {

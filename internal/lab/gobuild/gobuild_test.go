@@ -28,11 +28,11 @@ func TestBuild(t *testing.T) {
 	source("two")
 	expect(t, "b", "two.")
 	if got := says(t, "a"); got != "one." {
-		t.Errorf("the program that was built before says %q", got)
+		t.Errorf("the program built before prints %q", got)
 	}
 	source("no Go: \"")
 	if err := Build("d", "./sub"); err == nil || !strings.Contains(err.Error(), "main.go:5") {
-		t.Errorf("of a source that is no Go: %v", err)
+		t.Errorf("of invalid source: %v", err)
 	}
 }
 
@@ -52,7 +52,7 @@ func expect(t *testing.T, program, want string, flags ...string) {
 		t.Fatal(err)
 	}
 	if got := says(t, program); got != want {
-		t.Errorf("it says %q, want %q", got, want)
+		t.Errorf("it prints %q, want %q", got, want)
 	}
 }
 

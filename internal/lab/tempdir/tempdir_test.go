@@ -46,7 +46,7 @@ func TestSweep(t *testing.T) {
 		}
 		sweep(t)
 		if !there(own) || !there(dir) || !there(PinPath(dir)) {
-			t.Error("something in use was removed")
+			t.Error("a directory in use was removed")
 		}
 		kill()
 		if cleared {
@@ -54,11 +54,11 @@ func TestSweep(t *testing.T) {
 		}
 		sweep(t)
 		if there(dir) || there(PinPath(dir)) {
-			t.Error("something of a killed process is left")
+			t.Error("remains of a killed process exist")
 		}
 	}
 	if err := Remove(own); err != nil || there(own) || there(filepath.Join(string(locks), filepath.Base(own))) {
-		t.Errorf("something of a directory that was removed is left, %v", err)
+		t.Errorf("remains of a removed directory exist, %v", err)
 	}
 }
 

@@ -37,6 +37,6 @@ func TestAccount(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	if !s.misses(Losses{}) || s.misses(Losses{Socket: 1}) || s.misses(Losses{Backlog: 1}) { // 5
-		t.Error("it waits for what is lost, or not for what is missing")
+		t.Error("it waits for lost packets, or not for missing ones")
 	}
 }

@@ -97,7 +97,7 @@ func (n *Node) end() {
 		n.T.Error(err)
 	}
 	if left, _ := filepath.Glob(tempdir.PinPath(n.Dir) + "*"); len(left) > 0 {
-		n.T.Errorf("after a purge there are still %v", left)
+		n.T.Errorf("after a purge these remain: %v", left)
 	}
 }
 
