@@ -109,12 +109,12 @@ func identifiersOf(text string) map[string]bool {
 	return out
 }
 
-// unixUser is a name, not a wording.
+// unixUser contains the user name nobody, which is not a wording.
 const unixUser = "nobody:x:65534:65534:nobody:"
 
 var comments = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
 
-// prose returns what people read of a file: comments and strings of Go, comments of C, all of a document.
+// prose returns the text of a file that readers see: comments and strings of Go, comments of C, all of a document.
 func prose(suffix, text string) string {
 	text = strings.ReplaceAll(text, unixUser, "")
 	switch suffix {

@@ -35,7 +35,7 @@ func TestUninstall(t *testing.T) {
 	files := regexp.MustCompile(`deploy/kubernetes/[a-z-]+(\.yaml)?`).FindAllString(command[1], -1)
 	for name, c := range map[string]struct{ apply, remove []string }{
 		"on the node": {[]string{"kerb-kube-node.yaml", "kerb-kube-controller.yaml", "kerb-modules.yaml"}, files},
-		"chart":       {[]string{"install.yaml"}, []string{"deploy/kubernetes/install.yaml"}}, // with the definitions
+		"chart":       {[]string{"install.yaml"}, []string{"deploy/kubernetes/install.yaml"}}, // includes the definitions
 	} {
 		t.Run(name, func(t *testing.T) { uninstall(t, c.apply, c.remove) })
 	}
@@ -75,8 +75,8 @@ func uninstall(t *testing.T, apply, remove []string) {
 	wait.Until(t, "nothing is left", func() bool { return len(b.remains()) == 0 }, func() any { return b.remains() })
 }
 
-// deleteManifests is kubectl delete -f of a file or a directory of the repository. What is in a namespace is deleted
-// with it: the controller that does so does not run here.
+// deleteManifests does what kubectl delete -f does with a file or a directory of the repository. It deletes the objects
+// of a namespace itself, since the controller that would do so does not run here.
 func (b *bed) deleteManifests(path string) {
 	b.T.Helper()
 	all := []string{filepath.Join("../../..", path)}
@@ -103,8 +103,8 @@ func (b *bed) deleteManifests(path string) {
 	}
 }
 
-// remains returns all objects of the API server whose metadata names Kerb, but for Events, which the API server forgets
-// after an hour, and what is in the namespace of Kerb while this is being deleted.
+// remains returns all objects of the API server whose metadata names Kerb, except Events, which expire after an hour,
+// and objects in Kerb's namespace while it is being deleted.
 func (b *bed) remains() (out []string) {
 	b.T.Helper()
 	var namespace api.Object
@@ -117,7 +117,7 @@ func (b *bed) remains() (out []string) {
 			} `json:"items"`
 		}
 		if b.api.Call(http.MethodGet, path, nil, &list) != nil {
-			continue // its definition is about to go
+			continue // its definition is being deleted
 		}
 		for _, o := range list.Items {
 			delete(o.Metadata, "managedFields")
@@ -137,7 +137,7 @@ func (b *bed) remains() (out []string) {
 	return out
 }
 
-// collections returns the paths of everything that can be listed.
+// collections returns the paths of all resources that can be listed.
 func (b *bed) collections() (out []string) {
 	b.T.Helper()
 	var groups struct {
