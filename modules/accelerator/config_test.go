@@ -56,7 +56,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// What the schema fills in is what the control plane goes by without it.
+// The defaults of the schema equal those of the control plane.
 func TestDefaults(t *testing.T) {
 	defaults, err := pkgstest.Package(t).WithDefaults(nil)
 	if err != nil {
@@ -97,7 +97,7 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// Each combination of ports and networks is an entry; IPv4 lies in IPv6.
+// Each combination of ports and networks is an entry; IPv4 is mapped into IPv6.
 func TestVisibles(t *testing.T) {
 	got := configOf(t,
 		`{"visible": [{"ports": [80, "90-99"], "networks": ["192.0.2.0/24", "fd00::1"]}, {"ports": [22]}]}`).visibles()
@@ -114,7 +114,7 @@ func TestVisibles(t *testing.T) {
 	}
 }
 
-// The largest message that is redirected is measured, unless the config says it.
+// The maximum size of redirected messages is measured, unless the config sets it.
 func TestPassBytes(t *testing.T) {
 	turns := []sdk.RoundTrip{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90},
 		{Bytes: 1 << 20, Plain: 100, Redirected: 91},
@@ -133,7 +133,7 @@ func TestPassBytes(t *testing.T) {
 	}
 }
 
-// Programs are named by their path or by their file's name, not by what their processes call themselves.
+// Programs are named by path or file name, not by the name of the process.
 func TestListed(t *testing.T) {
 	c := configOf(t, `{"programs": {"allow": ["nginx", "/usr/bin/node"]}}`)
 	for path, want := range map[string]bool{"/usr/sbin/nginx": true, "/opt/nginx": true, "/usr/sbin/nginx2": false,

@@ -20,11 +20,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// fair is a kernel whose redirected sockets are as others.
+// fair is a kernel on which redirected sockets behave as others.
 var fair = sdk.Kernel{Sockets: map[string]bool{"integrity": true, "spliceRedirected": true, "fionreadRedirected": true,
 	"fionreadPassed": true, "waitAll": true, "urgent": true}}
 
-// lacking is a kernel that does not have some behaviours.
+// lacking is a kernel without some behaviours.
 func lacking(behaviours ...string) sdk.Kernel {
 	k := sdk.Kernel{Sockets: map[string]bool{}}
 	for name := range fair.Sockets {
@@ -51,13 +51,13 @@ func governed(t testing.TB, config string) *controlled {
 	return c
 }
 
-// open makes the control plane's state of a config the present one.
+// open opens the control plane's state of a config and makes it current.
 func (c *controlled) open(config string) {
 	c.t.Helper()
 	c.a = sdktest.Open[*accelerator](c.t, sdktest.Compile[*compiled](c.t, c.control, config), c.live)
 }
 
-// use makes a config the present one.
+// use makes a config current.
 func (c *controlled) use(config string) {
 	c.t.Helper()
 	c.open(config)
@@ -74,7 +74,7 @@ func (c *controlled) present() (e configEntry) {
 	return e
 }
 
-// asks has the data plane ask about a program.
+// asks sends the data plane's request for a program's verdict.
 func (c *controlled) asks(file fileKey, path string) {
 	c.t.Helper()
 	c.put(mapExecutables, file, executableEntry{Verdict: asked})
@@ -83,7 +83,7 @@ func (c *controlled) asks(file fileKey, path string) {
 	}
 }
 
-// eventOf is what the data plane reports of a program that only root can change.
+// eventOf returns the data plane's event for a program that only root can change.
 func eventOf(file fileKey, path string) *event {
 	e := &event{File: file, PID: 10}
 	names := strings.Split(strings.TrimPrefix(path, "/"), "/")
@@ -109,10 +109,10 @@ func (c *controlled) condition(name string) sdk.Condition {
 	if at := slices.IndexFunc(all, func(x sdk.Condition) bool { return x.Type == name }); at >= 0 {
 		return all[at]
 	}
-	return sdk.Condition{} // those that name programs or services are absent without any
+	return sdk.Condition{} // conditions that name programs or services are absent without any
 }
 
-// get asks a route of the module.
+// get queries a route of the module.
 func (c *controlled) get(path string, to any) {
 	c.t.Helper()
 	w := httptest.NewRecorder()
@@ -152,7 +152,7 @@ func TestKernelsThatAreNotTrusted(t *testing.T) {
 	}
 }
 
-// Namespaces take part as services have them; those that another module watches only within themselves.
+// Namespaces of services are accelerated; those that another module watches only internally.
 func TestMembers(t *testing.T) {
 	c := governed(t, "")
 	web := sdk.Attachment{Service: "web", NetnsCookie: 7, Chain: []sdk.ChainMember{{Module: "p", Package: "proxy"}}}
@@ -172,7 +172,7 @@ func TestMembers(t *testing.T) {
 		strings.Contains(v.Message, "web") {
 		t.Errorf("%+v", v)
 	}
-	web.NetnsCookie = 70 // it has begun again
+	web.NetnsCookie = 70 // re-created
 	if got = follow(web); len(got) != 1 || got[70].ID != idOf("web") {
 		t.Errorf("%+v", got)
 	}
@@ -182,7 +182,7 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// The names that this package uses are those of the package that finds out.
+// The names in this package match those of package sockprobe.
 func TestBehavioursHaveTheirNames(t *testing.T) {
 	patient := sdk.Kernel{Sockets: map[string]bool{sockprobe.Interrupted: true}}
 	a := &accelerator{config: configOf(t, ""), live: sdk.Live{Kernel: patient}}
@@ -194,7 +194,7 @@ func TestBehavioursHaveTheirNames(t *testing.T) {
 	}
 }
 
-// Conditions that are False are problems of the node: a module that accelerates all that it may has none.
+// False conditions are problems of the node: a module that accelerates everything it may has none.
 func TestHealthyHasNoProblem(t *testing.T) {
 	c := governed(t, "")
 	c.asks(fileKey{Inode: 4}, "/usr/bin/curl")
@@ -209,7 +209,7 @@ func TestHealthyHasNoProblem(t *testing.T) {
 	}
 }
 
-// The programs that ask get the verdict of the config, and the report says why some are kept out, and what to do.
+// Programs get the verdict of the config, and the report explains why some are excluded, and what to do.
 func TestPrograms(t *testing.T) {
 	c := governed(t, "")
 	server, other := fileKey{Inode: 1, Device: 2, Generation: 3}, fileKey{Inode: 4}
@@ -228,7 +228,7 @@ func TestPrograms(t *testing.T) {
 		!strings.Contains(v.Message, "/opt/server (it is not known to be safe") {
 		t.Errorf("%+v", v)
 	}
-	// The file has been moved, and asks again.
+	// The file was moved, and its verdict is requested again.
 	if c.asks(server, "/usr/local/bin/node"); c.verdict(server) != safe {
 		t.Errorf("verdict %d", c.verdict(server))
 	}
@@ -238,7 +238,7 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// What the data plane has seen a program do weighs more than what was found in it, and less than the config.
+// The observed behaviour of a program takes precedence over its static verdict, and the config over both.
 func TestCaught(t *testing.T) {
 	c := governed(t, "")
 	file := fileKey{Inode: 1}
@@ -255,7 +255,7 @@ func TestCaught(t *testing.T) {
 	}
 }
 
-// The table of the data plane stays large enough for new programs.
+// The data plane's table keeps room for new programs.
 func TestForgetsTheOldest(t *testing.T) {
 	c := governed(t, "")
 	for i := range uint64(maxPrograms + 10) {
@@ -267,7 +267,7 @@ func TestForgetsTheOldest(t *testing.T) {
 	}
 }
 
-// What is known outlives the control plane, until the node starts again.
+// Learned verdicts survive the control plane until the node reboots.
 func TestMemory(t *testing.T) {
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	c := governed(t, "")
@@ -287,7 +287,7 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// Two modules of the package have a memory each.
+// Two modules of the package store verdicts separately.
 func TestMemoryOfTwoModules(t *testing.T) {
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	one, other := governed(t, ""), governed(t, "")
@@ -312,8 +312,8 @@ func TestMemoryOfTwoModules(t *testing.T) {
 	}
 }
 
-// About a program that only the data plane still knows it asks again: the config may deny it. A file that Kerb 0.1.0
-// wrote has none.
+// Verdicts of programs that only the data plane knows are requested again, since the config may deny them. Files of
+// Kerb 0.1.0 contain none.
 func TestForgottenPrograms(t *testing.T) {
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	c, file := governed(t, ""), fileKey{Inode: 1}
@@ -353,7 +353,7 @@ func TestGoneServices(t *testing.T) {
 	if n := len(c.a.memory.services); n != 1 {
 		t.Errorf("%d names", n)
 	}
-	// since this config
+	// counters since this config
 	if got := c.condition("WithinTableLimits"); got.Status != "False" || !strings.HasPrefix(got.Message, "2 ") {
 		t.Errorf("%+v", got)
 	}
@@ -390,7 +390,7 @@ func TestReports(t *testing.T) {
 	if v := c.condition("WithinTableLimits"); v.Status != "False" || !strings.HasPrefix(v.Message, "2 connections") {
 		t.Errorf("%+v", v)
 	}
-	c.use("") // counts from now on
+	c.use("") // counts from here
 	if v := c.condition("WithinTableLimits"); v.Status != "True" {
 		t.Errorf("%+v", v)
 	}
@@ -415,8 +415,7 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// All together, on this kernel: this program, of which nothing is known, is kept out by itself, and takes part when the
-// config says so.
+// End to end on this kernel: this unknown program is excluded by default, and accelerated if the config allows it.
 func TestLive(t *testing.T) {
 	c := governed(t, "")
 	result, err := sockprobe.Run(t.Context())
@@ -443,7 +442,7 @@ func TestLive(t *testing.T) {
 	c.warm(c.connect(t))
 }
 
-// run has the control plane at work until the function that is returned is called.
+// run runs the control plane until the returned function is called.
 func (c *controlled) run(config string) (end func()) {
 	c.t.Helper()
 	c.open(config)
@@ -459,7 +458,7 @@ func (c *controlled) run(config string) (end func()) {
 	}
 }
 
-// A file that was written again where it lies, as compilers do, is another program.
+// A file that was overwritten in place, as compilers do, is another program.
 func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 	p := accelerate(t, usual)
 	p.warm(p.connect(t))
@@ -472,7 +471,7 @@ func TestRewrittenProgramsAreJudgedAgain(t *testing.T) {
 	}
 }
 
-// A connection that was stopped because of its program does not say that connections there are short.
+// A connection that was stopped because of its program does not count as a short connection.
 func TestStoppedConnectionsTeachNothing(t *testing.T) {
 	config := usual
 	config.MinTurns = 16 * 4

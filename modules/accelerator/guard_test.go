@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// guardMissing skips a test on kernels without BPF among their LSMs. The emulated machines have it, but for arm64,
-// whose trampolines came with Linux 6.4.
+// guardMissing skips a test on kernels without the BPF LSM. The emulated machines have it, except arm64, which has
+// trampolines since Linux 6.4.
 func guardMissing(t testing.TB, err error) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" && runtime.GOARCH == "amd64" {
@@ -40,7 +40,7 @@ func guardMissing(t testing.TB, err error) {
 // guarded is a data plane with its guard.
 type guarded struct{ *plane }
 
-// The tests share one data plane, as loading it takes most of their time on an emulated machine.
+// The tests share one data plane, since loading it takes most of the time on emulated machines.
 func TestGuard(t *testing.T) {
 	p := guarded{accelerate(t, usual)}
 	if err := p.Guard(); err != nil {
@@ -54,10 +54,10 @@ func TestGuard(t *testing.T) {
 	t.Run("haproxy", p.haproxy)
 	t.Run("python", p.python)
 	t.Run("io_uring", p.uring)
-	t.Run("splice", p.splice) // ends with the mode off
+	t.Run("splice", p.splice) // it sets the mode to off
 }
 
-// counted returns a function that returns what p.counts has more by then.
+// counted returns a function that returns the increase of p.counts.
 func (p guarded) counted() func() (accelerated, messages uint64) {
 	before := p.counts()
 	return func() (accelerated, messages uint64) {
@@ -66,7 +66,7 @@ func (p guarded) counted() func() (accelerated, messages uint64) {
 	}
 }
 
-// splice takes up to 1,000 bytes out of a socket, and returns those.
+// splice moves up to 1,000 bytes from a socket to a pipe, and returns them.
 func splice(t testing.TB, fd int) ([]byte, error) {
 	t.Helper()
 	var pipe [2]int
@@ -82,7 +82,7 @@ func splice(t testing.TB, fd int) ([]byte, error) {
 	return data, nil
 }
 
-// splices checks what splice(2) says of a message that has been sent to a socket, and what read(2) or the pipe has.
+// splices checks the result of splice(2) for a message on a socket, and the data from read(2) or the pipe.
 func (c *conn) splices(from, to int, want error) {
 	c.t.Helper()
 	data := noise(100)
@@ -104,7 +104,7 @@ func (c *conn) splices(from, to int, want error) {
 	}
 }
 
-// splice(2) from a socket that takes part fails from the first call on, and takes nothing away; from others it works.
+// splice(2) from an accelerated socket always fails and consumes nothing; from other sockets it works.
 func (p guarded) splice(t *testing.T) {
 	fresh := p.connect(t)
 	fresh.splices(fresh.client, fresh.server, unix.EINVAL)
@@ -136,7 +136,7 @@ func (p guarded) splice(t *testing.T) {
 	c.splices(c.server, c.client, nil)
 }
 
-// A connection that has stopped before anything was redirected can be spliced from at once.
+// splice works on a connection that left acceleration before anything was redirected.
 func (p guarded) stopped(t *testing.T) {
 	c := p.connect(t)
 	c.splices(c.client, c.server, unix.EINVAL)
@@ -150,8 +150,8 @@ func (p guarded) stopped(t *testing.T) {
 	c.splices(c.server, c.client, nil)
 }
 
-// What the agent has cleared stays so, while the program is attached and other programs splice. It answers what it is
-// asked.
+// The agent's cleared flag stays cleared while the program is attached and other programs splice. The program replies
+// to requests.
 func (p guarded) confirmed(t *testing.T) {
 	c := p.connect(t)
 	for _, step := range []struct{ put, want uint32 }{{0, 0}, {2, 1}, {1, 1}} {
@@ -167,7 +167,7 @@ func (p guarded) confirmed(t *testing.T) {
 	}
 }
 
-// A socket that could be spliced from, because nothing was redirected to it, can be also when the other is closed.
+// splice on a socket to which nothing was redirected also works after the peer has closed.
 func (p guarded) closed(t *testing.T) {
 	c := p.connect(t)
 	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 10))
@@ -184,7 +184,7 @@ func (p guarded) closed(t *testing.T) {
 	}
 }
 
-// closes closes the client, and returns the end of the server once the data plane has forgotten the client.
+// closes closes the client, and returns the server's end after the data plane has removed the client.
 func (p *plane) closes(t testing.TB, c *conn) endEntry {
 	t.Helper()
 	e, known := p.end(c.server)
@@ -201,7 +201,8 @@ func (p *plane) closes(t testing.TB, c *conn) endEntry {
 	return e
 }
 
-// An end whose peer has closed remembers that nothing was redirected to it: only then can it be spliced from.
+// After its peer has closed, an end still records whether anything was redirected to it. splice works only if nothing
+// was.
 func TestPeerHasRedirectedNothing(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -216,7 +217,7 @@ func TestPeerHasRedirectedNothing(t *testing.T) {
 	}
 }
 
-// Why the kernel refuses the program is reported, rather than that it has no LSM.
+// The kernel's error for the program is reported, not a missing LSM.
 func TestGuardIsRefused(t *testing.T) {
 	p := load(t, usual)
 	if p.Programs()["guard"] != nil {
@@ -227,7 +228,7 @@ func TestGuardIsRefused(t *testing.T) {
 	}
 }
 
-// What is spliced into a socket, or sent by sendfile(2), is redirected as any message, in order.
+// Data that is spliced into a socket, or sent by sendfile(2), is redirected like other messages, in order.
 func (p guarded) intoSocket(t *testing.T) {
 	c := p.connect(t)
 	p.warm(c)
@@ -265,7 +266,7 @@ func (p guarded) intoSocket(t *testing.T) {
 
 const uringSplice = 30
 
-// Threads of io_uring splice, too.
+// Worker threads of io_uring use splice, too.
 func (p guarded) uring(t *testing.T) {
 	onOwnThread(func() {
 		c := p.connect(t)
@@ -305,7 +306,7 @@ func (u *uring) splice(t testing.TB, from, to, n int) int {
 	})
 }
 
-// A proxy that copies by io.Copy, which splices if it can, between two connections that take part.
+// A proxy copies with io.Copy, which uses splice if possible, between two accelerated connections.
 func (p guarded) goCopy(t *testing.T) {
 	back := serveGo(t, func(c net.Conn) error {
 		buffer := make([]byte, 64<<10)
@@ -348,7 +349,7 @@ func (p guarded) goCopy(t *testing.T) {
 	}
 }
 
-// serveGo runs a server of Go's, and returns its address.
+// serveGo runs a server in Go, and returns its address.
 func serveGo(t testing.TB, each func(net.Conn) error) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -369,7 +370,7 @@ func serveGo(t testing.TB, each func(net.Conn) error) string {
 	return l.Addr().String()
 }
 
-// turn sends bytes that are to come back.
+// turn sends bytes and receives their echo.
 func turn(t testing.TB, c net.Conn, size int) {
 	t.Helper()
 	data, got := noise(size), make([]byte, size)
@@ -385,10 +386,10 @@ func turn(t testing.TB, c net.Conn, size int) {
 	}
 }
 
-// HAProxy splices whatever it can, for HTTP and for bytes, until that fails.
+// HAProxy uses splice for HTTP and TCP until it fails.
 func (p guarded) haproxy(t *testing.T) {
 	back := serveGo(t, func(c net.Conn) error {
-		_, err := io.Copy(struct{ io.Writer }{c}, c) // not by splice
+		_, err := io.Copy(struct{ io.Writer }{c}, c) // without splice
 		return err
 	})
 	front := freePort(t)
@@ -419,7 +420,7 @@ listen bytes
 	turn(t, conn, 1<<20)
 }
 
-// Python: an echo by blocking sockets, and what os.splice says.
+// Python: an echo with blocking sockets, and os.splice.
 func (p guarded) python(t *testing.T) {
 	at := freePort(t)
 	p.daemon(t, at, "/usr/bin/python3", "-Ic", `
@@ -508,7 +509,7 @@ func dial(t testing.TB, to string) net.Conn {
 	return c
 }
 
-// Programs that splice take part while the data plane reports a guard.
+// Programs that use splice are accelerated while the data plane reports a guard.
 func TestGuardedPrograms(t *testing.T) {
 	c := governed(t, "")
 	haproxy, node := fileKey{Inode: 1}, fileKey{Inode: 2}
@@ -516,7 +517,7 @@ func TestGuardedPrograms(t *testing.T) {
 	c.asks(node, "/usr/bin/node")
 	for _, guarded := range []uint32{0, 1, 0, 2} { // 2: the agent asks, and has no answer
 		c.put(mapGuarded, uint32(0), guarded)
-		c.use("") // the agent has started again
+		c.use("") // the agent has restarted
 		want := uint32(unsafe)
 		if guarded == 1 {
 			want = safe
@@ -531,7 +532,7 @@ func TestGuardedPrograms(t *testing.T) {
 	}
 }
 
-// The link of the guard is pinned with the programs: it outlives the agent, and goes with the module, not before.
+// The guard's link is pinned with the programs: it survives the agent, and is removed with the module.
 func TestGuardIsPinned(t *testing.T) {
 	sdktest.NeedRoot(t)
 	root := pintest.New(t)
@@ -567,7 +568,7 @@ func TestGuardIsPinned(t *testing.T) {
 		return is == 1
 	}
 	if !isGuarded() {
-		for _, without := range []bool{true, false} { // an agent that was killed has asked, or believed it
+		for _, without := range []bool{true, false} { // a killed agent had requested, or assumed it
 			for stale := range uint32(3) {
 				check(t, maps[mapGuarded].Put(uint32(0), stale))
 				open(without)

@@ -24,8 +24,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// TestMain runs the tests without the signals by which Go's scheduler interrupts threads: at one, a recv that waits on
-// a socket in a map ends with EAGAIN.
+// TestMain disables the preemption signals of Go's scheduler, on which a recv that waits on a socket in a map returns
+// EAGAIN.
 func TestMain(m *testing.M) {
 	const quiet = "asyncpreemptoff=1"
 	if settings := os.Getenv("GODEBUG"); !strings.Contains(settings, quiet) {
@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// plane is the data plane, attached to a cgroup that this process is in.
+// plane is the data plane, attached to this process's cgroup.
 type plane struct {
 	*dataplane.LoadedSockets
 	t      testing.TB
@@ -61,7 +61,7 @@ func module(t testing.TB) dataplane.Module {
 	}
 }
 
-// load attaches the data plane without a verdict on any program. Nothing of it is left when the test ends.
+// load attaches the data plane without any verdict on programs, until the test ends.
 func load(t testing.TB, config configEntry) *plane {
 	t.Helper()
 	sdktest.NeedRoot(t)
@@ -76,7 +76,7 @@ func load(t testing.TB, config configEntry) *plane {
 	return p
 }
 
-// accelerate is load, with this very program judged to be safe, on a cgroup of its own.
+// accelerate is load in a separate cgroup, with a verdict that this program is safe.
 func accelerate(t testing.TB, config configEntry) *plane {
 	t.Helper()
 	p := load(t, config)
@@ -108,7 +108,7 @@ func (p *plane) put(name string, key, value any) {
 	}
 }
 
-// judge answers for the executables whose verdict is old.
+// judge sends verdicts for the executables whose verdict is outdated.
 func (p *plane) judge(verdict, old uint32) {
 	p.t.Helper()
 	for file, e := range entries[fileKey, executableEntry](p, mapExecutables) {
@@ -133,7 +133,7 @@ func entries[K comparable, V any](p *plane, name string) map[K]V {
 	return all
 }
 
-// counts are those of all pairs of services.
+// counts returns the counts over all pairs of services.
 func (p *plane) counts() (sum countsEntry) {
 	p.t.Helper()
 	for _, c := range entries[routeKey, countsEntry](p, mapCounts) {
@@ -162,7 +162,7 @@ func (p *plane) refused(reason string) uint64 {
 	return 0
 }
 
-// end is what the data plane knows of a socket.
+// end is the data plane's state of a socket.
 func (p *plane) end(fd int) (e endEntry, known bool) {
 	p.t.Helper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)
@@ -186,7 +186,7 @@ func (p *plane) enrolled() (n int) {
 	return n
 }
 
-// empty waits until nothing is left of any connection.
+// empty waits until the state of all connections is removed.
 func (p *plane) empty(t testing.TB) {
 	t.Helper()
 	wait.Until(t, "no socket, end or offer is left", func() bool {
@@ -241,7 +241,7 @@ func check(t testing.TB, err error) {
 }
 
 // conn is a connection with both ends in this process, on blocking descriptors. Calls that take longer than patience
-// fail the test, which is how a hang shows.
+// fail the test, to detect hangs.
 type conn struct {
 	t              testing.TB
 	client, server int
@@ -249,7 +249,7 @@ type conn struct {
 
 const patience = 30 * time.Second
 
-// connect gives a new connection to a new server.
+// connect returns a new connection to a new server.
 func (p *plane) connect(t testing.TB, options ...option) *conn {
 	t.Helper()
 	l := p.listen(t)
@@ -351,16 +351,16 @@ func (c *conn) turn(size int) {
 	}
 }
 
-// redirects are the messages of an end that did not go by TCP.
+// redirects returns the number of messages of an end that did not use TCP.
 func (p *plane) redirects(fd int) uint64 {
 	e, _ := p.end(fd)
 	return e.Redirects
 }
 
-// warm brings a connection to where both ends redirect.
+// warm exchanges messages until both ends redirect.
 func (p *plane) warm(c *conn) {
 	c.t.Helper()
-	for range 4 { // the default takes one more than usual
+	for range 4 { // the default requires one more than the thresholds usual
 		c.turn(100)
 		if p.redirects(c.client) >= 2 && p.redirects(c.server) >= 2 {
 			return
@@ -372,7 +372,7 @@ func (p *plane) warm(c *conn) {
 		server.Redirects, client, server, p.counts())
 }
 
-// plain makes sure that nothing is redirected, while three turns arrive as they should.
+// plain checks that three turns arrive, and that nothing is redirected.
 func (p *plane) plain(c *conn) {
 	c.t.Helper()
 	before := p.redirects(c.client) + p.redirects(c.server)

@@ -22,14 +22,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// aging has pairs go out of the map after that time, which is examined more often than an agent does.
+// aging removes pairs from the map after that idle time, which is checked more often than by an agent.
 func aging(t *testing.T, idle time.Duration) *plane {
 	p := agingLater(t, idle)
 	p.age(t)
 	return p
 }
 
-// agingLater is aging from the call of age on: a connection that waits for a CPU for as long until then stays.
+// agingLater starts aging with the call of age, so that connections that wait for a CPU before it stay.
 func agingLater(t *testing.T, idle time.Duration) *plane {
 	pidtest.NeedPIDs(t)
 	c := usual
@@ -37,10 +37,10 @@ func agingLater(t *testing.T, idle time.Duration) *plane {
 	return accelerate(t, c)
 }
 
-// age looks for idle pairs until the test ends.
+// age ages idle pairs until the test ends.
 func (p *plane) age(t *testing.T) { t.Cleanup(p.ageIdle(t)) }
 
-// ageIdle is what an agent does, until it is killed.
+// ageIdle ages idle pairs as an agent does, until it is killed.
 func (p *plane) ageIdle(t *testing.T) (kill func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -58,7 +58,7 @@ func (p *plane) goes(t *testing.T) {
 	wait.Until(t, "no socket is in the map", func() bool { return p.enrolled() == 0 }, func() any { return p.counts() })
 }
 
-// An idle pair leaves the map, where the kernel keeps nothing for it. It continues by TCP; one that talks stays.
+// An idle pair is removed from the map, which frees its kernel memory, and continues over TCP. Active pairs stay.
 func TestIdle(t *testing.T) {
 	p := aging(t, 300*time.Millisecond)
 	c := p.connect(t)
@@ -85,7 +85,7 @@ func TestIdle(t *testing.T) {
 	p.empty(t)
 }
 
-// Without pairs the table is not walked; with the next pair it is again.
+// Without pairs the table is not walked; with a new pair it is.
 func TestNobodyToLookAfter(t *testing.T) {
 	p := aging(t, 60*time.Millisecond)
 	unpaired := func() bool { return entries[uint32, uint32](p, "unpaired")[0] == 1 }
@@ -109,7 +109,7 @@ func TestNeverIdle(t *testing.T) {
 	}
 }
 
-// What would be lost stays: a socket that has not read what was redirected.
+// A socket with unread redirected data stays in the map, since the data would be lost.
 func TestUnreadStays(t *testing.T) {
 	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
@@ -118,7 +118,7 @@ func TestUnreadStays(t *testing.T) {
 	c.send(c.client, waiting)
 	p.age(t)
 	wait.Until(t, "the pair is idle", func() bool { return p.refused("idle") == 1 })
-	time.Sleep(100 * time.Millisecond) // of several walks
+	time.Sleep(100 * time.Millisecond) // several walks
 	if e, _ := p.end(c.server); e.Out != 0 {
 		t.Errorf("%d sockets are in the map: %+v", p.enrolled(), e)
 	}
@@ -130,7 +130,7 @@ func TestUnreadStays(t *testing.T) {
 	p.empty(t)
 }
 
-// A thread that waits in recv gets what comes after its socket has left.
+// A thread that waits in recv receives data that arrives after its socket was removed.
 func TestWaitsWhileTakenOut(t *testing.T) {
 	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
@@ -150,8 +150,8 @@ func TestWaitsWhileTakenOut(t *testing.T) {
 	p.empty(t)
 }
 
-// An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next
-// comes.
+// If an agent is killed after it has marked idle sockets and before it has removed them, they stay, over TCP, until the
+// next agent starts.
 func TestAgentKilledWhileTakingOut(t *testing.T) {
 	pidtest.NeedPIDs(t)
 	c0 := usual
@@ -177,7 +177,7 @@ func TestAgentKilledWhileTakingOut(t *testing.T) {
 	p.empty(t)
 }
 
-// Without an agent who is in the map stays in there.
+// Without an agent, sockets remain in the map.
 func TestNoAgent(t *testing.T) {
 	pidtest.NeedPIDs(t)
 	c0 := usual
@@ -193,8 +193,8 @@ func TestNoAgent(t *testing.T) {
 	p.warm(c)
 }
 
-// Hundreds of connections whose pauses are about as long as the time of idleness, so that they talk at the very moment
-// when they go. Meanwhile the agent is killed now and then; in the end the module leaves while they talk.
+// Hundreds of connections pause for about the idle time, so that they send while they are removed. Meanwhile the agent
+// is killed repeatedly; at the end the module is removed under traffic.
 func TestIdleIntegrity(t *testing.T) {
 	pidtest.NeedPIDs(t)
 	const idle = 60 * time.Millisecond
@@ -239,7 +239,7 @@ func TestIdleIntegrity(t *testing.T) {
 	p.empty(t)
 }
 
-// talkAndPause is some bursts of some rounds, with pauses, on a connection.
+// talkAndPause runs bursts of rounds with pauses on a connection.
 func talkAndPause(addr string, over *atomic.Bool, idle time.Duration, r *rand.Rand) error {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -252,7 +252,7 @@ func talkAndPause(addr string, over *atomic.Bool, idle time.Duration, r *rand.Ra
 				return err
 			}
 		}
-		// As long as the time of idleness, a little less or more.
+		// About the idle time, a little less or more.
 		time.Sleep(idle - 15*time.Millisecond + time.Duration(r.Int64N(int64(40*time.Millisecond))))
 	}
 	if err := c.(*net.TCPConn).CloseWrite(); err != nil {

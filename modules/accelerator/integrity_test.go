@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// Many connections at once, with both ends at work at the same time: turns, bursts, streams both ways, half-closes.
-// Meanwhile the thresholds and the mode change. Every byte arrives where it belongs, in order, and no program hangs.
+// Many concurrent connections, with both ends active at the same time: turns, bursts, bidirectional streams,
+// half-closes, while thresholds and mode change. Every byte arrives at its receiver, in order, and no program hangs.
 func TestIntegrity(t *testing.T) {
 	p, first := accelerate(t, usual), seed.Of(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -55,7 +55,7 @@ func TestIntegrity(t *testing.T) {
 		c.LeaveMessages = c.PassMessages + r.Uint32N(100)
 		c.Backlog = 1 << (8 + r.Uint32N(12))
 		p.configure(c)
-		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond) // the pace of changes
+		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond) // interval of changes
 	}
 	workers.Wait()
 	p.empty(t)
@@ -95,7 +95,7 @@ func exchange(c net.Conn, r *rand.Rand, bits int) (moved uint64, err error) {
 	header := fmt.Appendf(nil, "%d %07d ", kind, size)
 	var reader sync.WaitGroup
 	var echoErr error
-	if kind == 1 { // both ways at the same time
+	if kind == 1 { // both directions at the same time
 		reader.Go(func() { echoErr = expect(c, sent) })
 	}
 	err = pieces(c, append(header, sent...), kind, r)
@@ -109,7 +109,7 @@ func exchange(c net.Conn, r *rand.Rand, bits int) (moved uint64, err error) {
 	return 2 * uint64(size), nil
 }
 
-// pieces sends in one message, or in several.
+// pieces sends data in one or several messages.
 func pieces(c net.Conn, data []byte, kind byte, r *rand.Rand) error {
 	for len(data) > 0 {
 		n := len(data)
@@ -139,7 +139,7 @@ func expect(c net.Conn, want []byte) error {
 	return nil
 }
 
-// serve echoes: kinds 0 and 3 when all is there, the others as it comes.
+// serve echoes data: for kinds 0 and 3 after it has received all, otherwise as it arrives.
 func serve(t *testing.T, l net.Listener) {
 	for {
 		c, err := l.Accept()
@@ -181,7 +181,7 @@ func echo(c net.Conn, kind byte, size int) error {
 			return err
 		}
 		if kind == 2 {
-			continue // the whole answer after the whole question, in pieces
+			continue // the whole answer after the whole request, in pieces
 		}
 		if _, err := c.Write(part); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// segmentsTo is how many segments have come to a socket by TCP.
+// segmentsTo returns the number of TCP segments that a socket has received.
 func segmentsTo(t testing.TB, fd int) uint32 {
 	t.Helper()
 	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -19,7 +19,8 @@ func segmentsTo(t testing.TB, fd int) uint32 {
 	return info.Segs_in
 }
 
-// acknowledgements sends messages, each after the last has been read, and returns how many segments answer them.
+// acknowledgements sends messages, each after the previous one was read, and returns the number of segments in the
+// reverse direction.
 func (c *conn) acknowledgements(from, to, messages int) uint32 {
 	c.t.Helper()
 	before := segmentsTo(c.t, from)
@@ -30,16 +31,16 @@ func (c *conn) acknowledgements(from, to, messages int) uint32 {
 	return segmentsTo(c.t, from) - before
 }
 
-// A connection may take turns for a moment and then send in one direction, as MQTT of QoS 0 does. The receiver's TCP
-// must have seen the turns. If it has never sent an answer soon after a request, it acknowledges each message, not
-// every second one, and each acknowledgement costs about as much as a message.
+// A connection may take some turns and then send in one direction, as MQTT with QoS 0 does. The receiver's TCP must
+// have seen the turns: without an answer soon after a request, it acknowledges each message instead of every second
+// one, and an acknowledgement costs about as much as a message.
 func TestInteractive(t *testing.T) {
 	p := accelerate(t, configOf(t, "").entry(sdk.Kernel{}))
 	const messages = 100
 	for name, turns := range map[string]int{"client": 1, "server": 2} { // MQTT: CONNECT; CONNECT and SUBSCRIBE
 		t.Run(name, func(t *testing.T) {
 			var least uint32 = 2 * messages
-			for range 10 { // TCP acknowledges more where the machine stops a program for 40 ms
+			for range 10 { // TCP acknowledges more if a program is not scheduled for 40 ms
 				c := p.connect(t)
 				for range turns {
 					c.turn(30)

@@ -71,8 +71,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// Where loads may overtake each other, as on arm64, the barriers of such machines are in: the verifier takes these
-// paths, too.
+// On machines that reorder loads, such as arm64, the program contains barriers; the verifier accepts these paths, too.
 func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
 	sdktest.NeedRoot(t)
 	spec, err := pkgstest.Package(t).Spec(string(chain.Sockets))
@@ -96,7 +95,7 @@ func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
 		t.Fatalf("%d questions which machine it is, %d barriers", questions, barriers)
 	}
 	bpf, err := ebpf.NewCollection(spec)
-	if errors.Is(err, unix.EPERM) || errors.Is(err, ebpf.ErrNotSupported) { // of the guard, which is optional
+	if errors.Is(err, unix.EPERM) || errors.Is(err, ebpf.ErrNotSupported) { // from the guard, which is optional
 		delete(spec.Programs, "guard")
 		bpf, err = ebpf.NewCollection(spec)
 	}

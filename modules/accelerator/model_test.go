@@ -11,19 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// modelEnd is one end of a connection as the policy has it, without a kernel.
+// modelEnd is the policy's state of one end of a connection.
 type modelEnd struct {
 	messages, seen, turns, run uint32
 	runBytes                   uint64
 	queued                     int // redirected since the receiver's queue was last empty
 	redirects                  uint64
 	byQueue, byTCP             int  // bytes that the receiver has not read
-	tcpSince                   bool // something went by TCP since the last redirect
+	tcpSince                   bool // something was sent over TCP since the last redirect
 }
 
 type model struct {
 	config  configEntry
-	ends    [2]modelEnd // by who sends
+	ends    [2]modelEnd // by sender
 	stopped bool
 }
 
@@ -71,7 +71,7 @@ func (m *model) redirects(e, peer *modelEnd, size int) bool {
 	return e.turns >= c.Warm && e.run <= c.PassMessages && e.runBytes <= uint64(c.PassBytes) && !full
 }
 
-// read takes what the other end has sent: what was redirected first.
+// read receives what the other end has sent, redirected data first.
 func (m *model) read(from, n int) {
 	e := &m.ends[from]
 	taken := min(n, e.byQueue)
@@ -79,8 +79,8 @@ func (m *model) read(from, n int) {
 	e.byTCP -= n - taken
 }
 
-// The data plane decides about every message as the model does, whatever is sent, read and configured; and every byte
-// arrives.
+// For random messages, reads and configs, the data plane makes the same decision about every message as the model, and
+// every byte arrives.
 func TestDecidesAsTheModel(t *testing.T) {
 	p := accelerate(t, usual)
 	for seed := range uint64(60) {
@@ -98,7 +98,7 @@ func compareWithModel(t *testing.T, p *plane, r *rand.Rand) {
 	c := p.connect(t)
 	m := &model{config: config}
 	fds := [2]int{c.client, c.server}
-	var sent [2][]byte // and not read yet
+	var sent [2][]byte // not read yet
 	for step := range 400 {
 		from := r.IntN(2)
 		size := 1 << r.IntN(14)

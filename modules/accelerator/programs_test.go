@@ -22,7 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// programs returns a function that waits for the next program that the data plane asks about.
+// programs returns a function that waits for the data plane's next request for a verdict.
 func (p *plane) programs(t *testing.T) (next func() program) {
 	t.Helper()
 	ring, err := ringbuf.NewReader(p.Maps[mapUnjudged])
@@ -41,7 +41,7 @@ func (p *plane) programs(t *testing.T) (next func() program) {
 	}
 }
 
-// programPath is this program's.
+// programPath returns the path of this program.
 func programPath(t *testing.T) string {
 	t.Helper()
 	path, err := os.Readlink("/proc/self/exe")
@@ -49,7 +49,7 @@ func programPath(t *testing.T) string {
 	return path
 }
 
-// The table, the owner of the files, and the config decide; the config has the last word.
+// The verdict depends on the table, the owner of the files, and the config, which takes precedence.
 func TestVerdicts(t *testing.T) {
 	for _, c := range []struct {
 		config     string
@@ -91,8 +91,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// rootDir is a directory that only root can change, and whether others can change the one above it, as in an initramfs:
-// that counts where a path begins there.
+// rootDir returns a directory that only root can change, and whether others can change its parent, as in an initramfs,
+// which matters for paths that start there.
 func rootDir(t *testing.T) (dir string, others bool) {
 	t.Helper()
 	var root unix.Stat_t
@@ -124,7 +124,7 @@ func TestPathsOfPrograms(t *testing.T) {
 	for name, c := range map[string]struct {
 		path   string
 		change change
-		want   string // if it is another path
+		want   string // if it differs
 		others bool   // can change it
 		in     *syscall.SysProcAttr
 	}{
@@ -169,7 +169,7 @@ func TestPathsOfPrograms(t *testing.T) {
 	}
 }
 
-// newJail is a directory below another one to chroot to, in which a program runs as /usr/bin/cat.
+// newJail creates a chroot directory, in which a program runs as /usr/bin/cat.
 func newJail(t *testing.T, dir, program string) string {
 	t.Helper()
 	jail := filepath.Join(dir, "jail")
@@ -186,7 +186,7 @@ func newJail(t *testing.T, dir, program string) string {
 	defer file.Close()
 	section := file.Section(".interp")
 	if section == nil {
-		return jail // nothing else is needed
+		return jail // no libraries are needed
 	}
 	text, err := section.Data()
 	check(t, err)
@@ -202,14 +202,14 @@ func newJail(t *testing.T, dir, program string) string {
 	return jail
 }
 
-// inUserNamespace has a program run in a chroot as any user may: as root of a user namespace.
+// inUserNamespace runs a program in a chroot as any user can: as root of a user namespace.
 func inUserNamespace(jail string) *syscall.SysProcAttr {
 	root := []syscall.SysProcIDMap{{Size: 1}}
 	return &syscall.SysProcAttr{Chroot: jail, Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
 }
 
-// run has a copy of cat send on a connection. The test is skipped where a user namespace that it needs is refused, as
-// it is in a chroot.
+// run makes a copy of cat send on a connection. It skips the test if the required user namespace is not permitted, as
+// in a chroot.
 func (p *plane) run(t *testing.T, path string, in *syscall.SysProcAttr) {
 	t.Helper()
 	c := p.connect(t)
@@ -221,7 +221,7 @@ func (p *plane) run(t *testing.T, path string, in *syscall.SysProcAttr) {
 		path = strings.TrimPrefix(path, in.Chroot)
 	}
 	cmd := exec.Command(path)
-	cmd.Args[0] = "cat" // busybox goes by that name
+	cmd.Args[0] = "cat" // busybox selects its applet by this name
 	cmd.Stdin, cmd.Stdout, cmd.SysProcAttr = strings.NewReader("text"), server, in
 	err := cmd.Run()
 	if in != nil && in.Cloneflags&unix.CLONE_NEWUSER != 0 && errors.Is(err, unix.EPERM) {
@@ -230,18 +230,18 @@ func (p *plane) run(t *testing.T, path string, in *syscall.SysProcAttr) {
 	check(t, err)
 }
 
-// asksAbout is what the data plane reports of a copy of cat that sends on a connection.
+// asksAbout returns the data plane's request for a copy of cat that sends on a connection.
 func asksAbout(t *testing.T, path string, in *syscall.SysProcAttr) program {
 	t.Helper()
 	p := accelerate(t, usual)
 	p.run(t, path, in)
 	next := p.programs(t)
-	next() // this one
+	next() // this program
 	return next()
 }
 
-// The same file on another mount has another path, which who may mount chooses: its verdict is not that of the file
-// elsewhere.
+// The same file on another mount has another path, which depends on who can mount: it does not share the file's
+// verdict.
 func TestVerdictsAreOfOneMount(t *testing.T) {
 	text, err := exec.LookPath("cat")
 	check(t, err)
@@ -262,8 +262,8 @@ func TestVerdictsAreOfOneMount(t *testing.T) {
 	}
 }
 
-// The same file has another path in a chroot, whose verdict is not that of the file outside, where anybody may run it.
-// A user namespace has no part in either.
+// The same file has another path in a chroot, which does not share its verdict, since any user may run it there. A user
+// namespace alone changes neither.
 func TestVerdictsAreOfOneRoot(t *testing.T) {
 	text, err := exec.LookPath("cat")
 	check(t, err)
@@ -297,14 +297,14 @@ func inChroot(t *testing.T) bool {
 	done := make(chan error)
 	var root os.FileInfo
 	go func() {
-		runtime.LockOSThread() // and not unlocked, as below
+		runtime.LockOSThread() // never unlocked, as below
 		ns, err := os.Open("/proc/thread-self/ns/mnt")
 		if err == nil {
 			defer ns.Close()
 			err = unix.Unshare(unix.CLONE_FS)
 		}
 		if err == nil {
-			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS) // which leads to the namespace's root
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS) // changes to the namespace's root
 		}
 		if err == nil {
 			root, err = os.Stat("/")
@@ -315,7 +315,7 @@ func inChroot(t *testing.T) bool {
 	return !os.SameFile(own, root)
 }
 
-// A server that leaves its executable outside its chroot, as HAProxy does, is the program that it was before.
+// A server whose executable is outside its chroot, as with HAProxy, remains the same program.
 func TestProgramsThatChroot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -330,7 +330,7 @@ func TestProgramsThatChroot(t *testing.T) {
 	check(t, err)
 	client, empty, done := socket(t, addr), t.TempDir(), make(chan error)
 	go func() {
-		runtime.LockOSThread() // and not unlocked: the thread ends with this function
+		runtime.LockOSThread() // never unlocked, so that the thread exits with this function
 		err := unix.Unshare(unix.CLONE_FS)
 		if err == nil {
 			err = unix.Chroot(empty)

@@ -19,7 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// What sockets promise, and redirected ones would break. Each connection is brought to where both ends redirect before.
+// Guarantees of sockets that redirection could break. On each connection both ends redirect before the test.
 
 func TestWaitAll(t *testing.T) {
 	p := accelerate(t, usual)
@@ -40,7 +40,7 @@ func TestWaitAll(t *testing.T) {
 				if err := writeAll(c.client, want[half*100:half*100+100]); err != nil {
 					return err
 				}
-				time.Sleep(time.Millisecond) // a recv that does not wait for all returns
+				time.Sleep(time.Millisecond) // a recv without MSG_WAITALL returns
 			}
 			return <-done
 		})
@@ -55,8 +55,8 @@ func TestWaitAll(t *testing.T) {
 	}
 }
 
-// blocks calls do on a thread of its own, and returns when that is blocked in a system call. done gets what do returns,
-// or that it does not block. Any goroutine may call it.
+// blocks calls do on a separate thread, and returns when it is blocked in a system call. done receives the result of
+// do, or an error if it does not block. It is safe for concurrent use.
 func blocks(call int, do func() error) (done <-chan error) {
 	result, thread := make(chan error, 1), make(chan int, 1)
 	go func() {
@@ -166,7 +166,7 @@ func TestHalfClose(t *testing.T) {
 				}
 				done <- err
 			}()
-			time.Sleep(60 * time.Millisecond) // meanwhile TCP acknowledges the end, which wakes who waits, without data
+			time.Sleep(60 * time.Millisecond) // meanwhile TCP acknowledges the FIN, which wakes waiting threads without data
 			got := make([]byte, 5000)
 			if err := readAll(c.server, got); err != nil || !bytes.Equal(got, last) {
 				return errors.Join(errors.New("before the end"), err)
@@ -174,7 +174,7 @@ func TestHalfClose(t *testing.T) {
 			if n, err := unix.Read(c.server, got); n != 0 || err != nil {
 				return errors.Join(errors.New("no end of stream"), err)
 			}
-			time.Sleep(2 * time.Millisecond) // the pace: the end is acknowledged before the answer most often
+			time.Sleep(2 * time.Millisecond) // usually the FIN is acknowledged before the answer
 			if err := writeAll(c.server, make([]byte, 100)); err != nil {
 				return err
 			}
@@ -190,8 +190,8 @@ func TestHalfClose(t *testing.T) {
 // closeWait is TCP_CLOSE_WAIT of the kernel's enum in net/tcp_states.h.
 const closeWait = 8
 
-// A thread is blocked in recv while another sends. Such a connection leaves the map, so that the blocked thread sees
-// the end when shutdown comes, and not EAGAIN.
+// A thread is blocked in recv while another sends. Such a connection is removed from the map, so that at a shutdown the
+// blocked thread sees end of file instead of EAGAIN.
 func TestBlockedReaderAtShutdown(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -260,7 +260,7 @@ func TestEndOfStream(t *testing.T) {
 	})
 }
 
-// SO_LINGER 0: a reset, after all that was read before it.
+// SO_LINGER 0: a reset, after all previous data was read.
 func TestReset(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -292,7 +292,7 @@ func TestWriteAfterShutdown(t *testing.T) {
 	})
 }
 
-// The receiver does not read: the sender blocks, with at most TCP's buffers and the backlog in the kernel.
+// If the receiver does not read, the sender blocks, with at most TCP's buffers and the backlog in the kernel.
 func TestUnreadReceiverHoldsBack(t *testing.T) {
 	p := accelerate(t, usual)
 	buffer := option{unix.SOL_SOCKET, unix.SO_SNDBUF, 64 << 10}
@@ -316,8 +316,8 @@ func TestUnreadReceiverHoldsBack(t *testing.T) {
 	c.turn(100)
 }
 
-// A receiver that has set SO_RCVBUF and does not read holds no more back than that buffer and the sender's, whatever
-// the size of the messages: a sender whose peer closes gets an error for what does not fit.
+// A receiver that has set SO_RCVBUF and does not read holds at most this buffer and the sender's, for any size of
+// messages. If it closes, the sender gets an error for the data that does not fit.
 func TestReceiveBufferHoldsBack(t *testing.T) {
 	p := accelerate(t, usual)
 	for _, size := range []int{200000, 30000, 1000} {
@@ -381,7 +381,7 @@ func TestOptionsKeepOut(t *testing.T) {
 	}
 }
 
-// Completions of MSG_ZEROCOPY come, since such a socket does not take part.
+// Completions of MSG_ZEROCOPY arrive, since such sockets are not accelerated.
 func TestZeroCopyCompletes(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t, option{unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1})
@@ -401,7 +401,7 @@ func TestZeroCopyCompletes(t *testing.T) {
 	})
 }
 
-// TCP_DEFER_ACCEPT: the server learns of the connection by the first bytes.
+// TCP_DEFER_ACCEPT: the server accepts the connection with the first bytes.
 func TestDeferAccept(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t, option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 5})
@@ -455,7 +455,7 @@ func TestFastOpen(t *testing.T) {
 	p.empty(t)
 }
 
-// MSG_PEEK sees what recv then gives.
+// MSG_PEEK returns the data that recv then returns.
 func TestPeek(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -480,8 +480,8 @@ func TestPeek(t *testing.T) {
 	}
 }
 
-// A connection on which a program blocks in recv is plain from the moment that it is seen, and the program is kept out
-// when it does so on several, unless it is allowed to: it would see EAGAIN when a signal comes.
+// A connection on which a program is seen blocking in recv becomes plain, and a program that does so on several is
+// excluded, unless allowed, since it would get EAGAIN on signals.
 func TestBlockingReader(t *testing.T) {
 	p := load(t, usual)
 	p.enter(chain.All)
@@ -502,7 +502,7 @@ func TestBlockingReader(t *testing.T) {
 	}
 }
 
-// block takes turns on a connection whose server blocks in recv: nothing is redirected, and it leaves.
+// block takes turns on a connection whose server blocks in recv: nothing is redirected, and the connection is removed.
 func (p *plane) block(t *testing.T, c *conn) {
 	t.Helper()
 	for range 4 {

@@ -11,9 +11,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// A recv that returns less than it has room for does not show that nothing more has arrived: bytes of TCP wait behind
-// the redirected ones, and edge-triggered epoll has reported both at once. A program that waits for the next edge then,
-// as those on tokio do, waits until more is sent.
+// A short read does not imply that no more data has arrived: TCP bytes may follow redirected ones, and edge-triggered
+// epoll has reported both at once. A program that then waits for the next edge, as with tokio, waits until more is
+// sent.
 func TestShortRead(t *testing.T) {
 	p := accelerate(t, usual)
 	for name, mode := range map[string]uint32{"accelerated": modeAdaptive, "off": modeOff} {
@@ -27,9 +27,9 @@ func TestShortRead(t *testing.T) {
 			p.configure(config)
 			defer p.configure(usual)
 			edges := epollOf(t, c.server)
-			edges() // a new one reports what there is
+			edges() // a new instance reports pending data
 			const size = 100
-			messages := int(usual.PassMessages) + 4 // the last ones go by TCP
+			messages := int(usual.PassMessages) + 4 // the last ones use TCP
 			sent := noise(messages * size)
 			arrived := func() uint64 {
 				info, err := unix.GetsockoptTCPInfo(c.server, unix.IPPROTO_TCP, unix.TCP_INFO)
@@ -68,7 +68,7 @@ func TestShortRead(t *testing.T) {
 	}
 }
 
-// epollOf returns a function that reports how many events there are now, edge-triggered.
+// epollOf returns a function that returns the number of edge-triggered events.
 func epollOf(t *testing.T, fd int) func() int {
 	t.Helper()
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)

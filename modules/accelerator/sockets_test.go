@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-	pointer "unsafe" // a verdict has that name
+	pointer "unsafe" // reasons are named by verdicts
 
 	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
@@ -47,7 +47,7 @@ func TestTurnsAreRedirected(t *testing.T) {
 	}
 }
 
-// A trace that begins when a connection has long been there shows its messages, and why those go by TCP that do.
+// A trace that starts late in a connection shows its messages, and why some use TCP.
 func TestTrace(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -92,7 +92,7 @@ func TestTrace(t *testing.T) {
 	}
 }
 
-// All addresses that a connection may have: pairs do not know them.
+// All kinds of addresses of connections, which pairs ignore.
 func TestAddresses(t *testing.T) {
 	p := accelerate(t, usual)
 	six := [16]byte{15: 1}
@@ -118,8 +118,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection
-// continues.
+// A side that keeps sending without waiting uses TCP, in order; both sockets are then removed from the map while the
+// connection continues.
 func TestStreamLeaves(t *testing.T) {
 	p := accelerate(t, usual)
 	for _, size := range []int{64, 100000} {
@@ -144,7 +144,7 @@ func TestStreamLeaves(t *testing.T) {
 			c.within("send", func() error { return <-done })
 			for range 20 { // each is acknowledged
 				c.turn(100)
-				time.Sleep(time.Millisecond) // the pace
+				time.Sleep(time.Millisecond) // sending interval
 			}
 			if e, known := p.end(c.client); !known || e.Out != 1 || p.enrolled() != 0 {
 				t.Errorf("%d sockets are still in the map: %+v", p.enrolled(), e)
@@ -159,7 +159,7 @@ func TestStreamLeaves(t *testing.T) {
 	}
 }
 
-// Several messages without an answer go by TCP, and redirecting begins again with the next turn.
+// Several messages without an answer use TCP; redirection restarts with the next turn.
 func TestChangesItsMind(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -195,7 +195,7 @@ func TestShortConnectionsAreLeftAlone(t *testing.T) {
 	if n := p.counts(); n.Offered > 20 || n.Offered < 10 || p.refused("short") != 100-n.Offered {
 		t.Errorf("of 100 short connections %d enrolled, and %d were left alone", n.Offered, p.refused("short"))
 	}
-	for range 100 { // now they last: the few that try tell so
+	for range 100 { // now connections last, as the few attempts show
 		c := p.connectTo(t, l)
 		for range 20 {
 			c.turn(100)
@@ -209,7 +209,7 @@ func TestShortConnectionsAreLeftAlone(t *testing.T) {
 	}
 }
 
-// Pools of long connections often begin with a short one.
+// Pools of long connections often start with a short one.
 func TestSomeShortConnectionsMakeNoDestinationShort(t *testing.T) {
 	config := usual
 	config.MinTurns = 16 * 4
@@ -224,10 +224,10 @@ func TestSomeShortConnectionsMakeNoDestinationShort(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// A server that does not take part: after two connections clients stop offering, except one in many.
+// With a server that is not accelerated, clients stop offering after two connections, except one in many.
 func TestNobodyAnswers(t *testing.T) {
 	p := load(t, usual)
-	l := p.listen(t) // in no cgroup that the data plane sees
+	l := p.listen(t) // outside the data plane's cgroup
 	defer unix.Close(l)
 	p.enter(chain.All)
 	unix.Close(p.listen(t))
@@ -247,7 +247,7 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// The same of a server whose program is kept out; when it is let in, that is found by one in many.
+// The same with a server whose program is excluded; when it is included, one in many connections discovers it.
 func TestServerKeptOut(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)
@@ -279,7 +279,7 @@ func TestServerKeptOut(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// A server that listened before: its first connection to close shows whose it is.
+// A server that listened before: its first closed connection identifies its program.
 func TestListenedBefore(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)
@@ -296,8 +296,7 @@ func TestListenedBefore(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// Programs that listened before their service was attached are found, asked about, and known from the first connection
-// on.
+// Programs that listened before their service was attached are found and classified before the first connection.
 func TestListenersAreFound(t *testing.T) {
 	p := load(t, usual)
 	p.enter(chain.Services)
@@ -325,7 +324,7 @@ func TestListenersAreFound(t *testing.T) {
 	}
 }
 
-// A server whose verdict was forgotten, or never came: it is asked about when one of its connections closes.
+// If a server's verdict was evicted or never arrived, it is requested when one of its connections closes.
 func TestAsksAgainAboutAServer(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t, option{unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 5}) // established by the first byte
@@ -348,7 +347,7 @@ func TestAsksAgainAboutAServer(t *testing.T) {
 	p.warm(p.connect(t))
 }
 
-// What was redirected and not read is gone with its connection when the socket connects again.
+// Unread redirected data is discarded with its connection when the socket connects again.
 func TestConnectsAnew(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)
@@ -374,7 +373,7 @@ func TestConnectsAnew(t *testing.T) {
 	p.warm(accepted(t, client, l))
 }
 
-// Connections that were there before stay as they are.
+// Existing connections stay plain.
 func TestConnectedBefore(t *testing.T) {
 	p := load(t, usual)
 	c := p.connect(t)
@@ -387,7 +386,7 @@ func TestConnectedBefore(t *testing.T) {
 	}
 }
 
-// Programs are asked about once, and kept out until they are judged, and if they are unsafe.
+// The verdict of a program is requested once. The program is excluded until then, and if it is unsafe.
 func TestExecutables(t *testing.T) {
 	p := load(t, usual)
 	p.enter(chain.All)
@@ -420,7 +419,7 @@ func TestExecutables(t *testing.T) {
 	}
 }
 
-// A child that inherited a socket is another program.
+// A child with an inherited socket is another program.
 func TestInheritedByAnotherProgram(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -442,7 +441,7 @@ func TestInheritedByAnotherProgram(t *testing.T) {
 	check(t, file.Close())
 }
 
-// A process that executes another program keeps its number.
+// A process that executes another program keeps its PID.
 func TestBecomesAnotherProgram(t *testing.T) {
 	p := accelerate(t, usual)
 	p.shell(t, p.connect(t), "echo hello")
@@ -453,7 +452,7 @@ func TestBecomesAnotherProgram(t *testing.T) {
 	check(t, err)
 	program, err := os.ReadFile(path)
 	check(t, err)
-	other := filepath.Join(t.TempDir(), "cat") // no other name of the shell's file, as with busybox
+	other := filepath.Join(t.TempDir(), "cat") // not another name of the shell's file, as with busybox
 	check(t, os.WriteFile(other, program, 0o755))
 	p.shell(t, c, "echo hello; exec "+other+" /proc/self/status")
 	got := make([]byte, 11)
@@ -466,7 +465,7 @@ func TestBecomesAnotherProgram(t *testing.T) {
 	}
 }
 
-// shell has one write to the server's end.
+// shell makes a shell write to the server's end.
 func (p *plane) shell(t *testing.T, c *conn, command string) {
 	t.Helper()
 	fd, err := unix.FcntlInt(uintptr(c.server), unix.F_DUPFD_CLOEXEC, 0)
@@ -515,7 +514,7 @@ func (p *plane) see(v visibleEntry) {
 	p.configure(c)
 }
 
-// Switched off: nothing is lost, and all goes by TCP. On again, running connections do not come back.
+// Mode off: nothing is lost, and all data uses TCP. After switching on again, running connections stay plain.
 func TestSwitchedOff(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -535,7 +534,7 @@ func TestSwitchedOff(t *testing.T) {
 	p.warm(p.connect(t))
 }
 
-// Leaving: sockets go when nothing waits in their queue, and not before.
+// Removal: sockets are removed when their queues are empty, not before.
 func TestDrain(t *testing.T) {
 	p := accelerate(t, usual)
 	var conns []*conn
@@ -565,7 +564,7 @@ func TestDrain(t *testing.T) {
 	p.plain(p.connect(t))
 }
 
-// A connection that was reset leaves nothing behind, also while a program keeps its descriptor.
+// A reset connection leaves no state, also while a program keeps its descriptor.
 func TestResetButOpen(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -579,7 +578,7 @@ func TestResetButOpen(t *testing.T) {
 	}
 }
 
-// A service has no more connections than its share, and gets it back.
+// A service is limited to its share of connections, which it regains when they close.
 func TestQuota(t *testing.T) {
 	config := usual
 	config.Quota = 2
@@ -604,7 +603,7 @@ func TestQuota(t *testing.T) {
 	})
 }
 
-// Connections that are not accepted yet, such as those to unused addresses, count towards the share.
+// Pending connections, such as those to unused addresses, count towards the share.
 func TestQuotaOfConnecting(t *testing.T) {
 	config := usual
 	config.Quota = 2
@@ -642,7 +641,7 @@ func TestQuotaOfConnecting(t *testing.T) {
 	})
 }
 
-// A socket that another program has in a map of its own is left to it.
+// A socket that is in another program's map is ignored.
 func TestOwnedByAnother(t *testing.T) {
 	first, second := load(t, usual), load(t, usual)
 	dir := cgrouptest.New(t, "", "kerb-accelerator")
@@ -691,8 +690,8 @@ func TestNothingIsLeftOfManyConnections(t *testing.T) {
 	p.empty(t)
 }
 
-// A program that may choose sequence numbers (TCP_REPAIR) uses those of another connection. The pair is plain from then
-// on: no socket receives data of another connection.
+// A program that can set sequence numbers (TCP_REPAIR) uses those of another connection. The pair becomes plain: no
+// socket receives data of another connection.
 func TestThirdWithTheSamePair(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -725,7 +724,7 @@ func lab(t *testing.T) (a, b *netlab.Host) {
 	return hosts[0], hosts[1]
 }
 
-// inside gives a socket of another namespace.
+// inside returns a socket in another namespace.
 func inside(t *testing.T, h *netlab.Host, f func() int) (fd int) {
 	t.Helper()
 	check(t, h.Do(func() error { fd = f(); return nil }))
@@ -739,8 +738,8 @@ func cookieOf(t *testing.T, fd int) uint64 {
 	return cookie
 }
 
-// Services in two namespaces, found by their cookies; equal addresses in both never meet, and DNAT between them does
-// not matter.
+// Services in two namespaces, identified by cookies: equal addresses in both are never confused, and DNAT between them
+// does not matter.
 func TestServices(t *testing.T) {
 	a, b := lab(t)
 	p := load(t, usual)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// uring is the least of an io_uring: one request at a time.
+// uring is a minimal io_uring with one request at a time.
 type uring struct {
 	fd               int
 	rings, entries   []byte
@@ -102,7 +102,7 @@ func (u *uring) submit(t testing.TB, operation byte, fd, n int, fill func(entry 
 	return int(int32(binary.NativeEndian.Uint32(completion[8:])))
 }
 
-// turn sends a message by the ring, and takes the server's answer by it.
+// turn sends a message and receives the server's answer with the ring.
 func (u *uring) turn(t testing.TB, c *conn) {
 	t.Helper()
 	data := noise(100)
@@ -120,7 +120,7 @@ func (u *uring) turn(t testing.TB, c *conn) {
 	}
 }
 
-// onOwnThread runs a test on a thread that ends with it, and is not the one that the process began with.
+// onOwnThread runs a test on a thread that exits with it, and is not the process's first thread.
 func onOwnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
@@ -136,7 +136,7 @@ func onOwnThread(f func()) {
 	<-done
 }
 
-// Programs that use io_uring stay with TCP: those that did when they connected, and those that begin to later.
+// Programs that use io_uring stay on TCP, whether they used it when they connected or start later.
 func TestIoUring(t *testing.T) {
 	p := accelerate(t, usual)
 	onOwnThread(func() {

@@ -66,7 +66,7 @@ type (
 	}
 )
 
-// judged is a kernel with a model that is against sources with more than so much of a feature.
+// judged returns a kernel with a model that classifies sources above a threshold of a feature as attackers.
 func judged(t testing.TB, hook chain.Hook, feature string, above int, config settings) *kernel {
 	t.Helper()
 	k := load(t, hook, config)
@@ -74,7 +74,7 @@ func judged(t testing.TB, hook chain.Hook, feature string, above int, config set
 	return k
 }
 
-// events are those that wait.
+// events returns the pending events.
 func (k *kernel) events() (out []event) {
 	k.t.Helper()
 	r, err := ringbuf.NewReader(k.maps["verdicts"])
@@ -107,7 +107,7 @@ func (k *kernel) fuse() (f fuse) {
 	return
 }
 
-// block of a source, nil if there is none.
+// block returns the block of a source, or nil.
 func (k *kernel) block(of key) *block {
 	k.t.Helper()
 	var b block
@@ -119,7 +119,7 @@ func (k *kernel) block(of key) *block {
 	return &b
 }
 
-// kinds are the kinds of events, with what was done.
+// kinds returns the kinds of events, with their actions.
 func kinds(events []event) (out []string) {
 	for _, e := range events {
 		out = append(out, fmt.Sprint([]string{"evaluated", "suspicious", "cleared", "fuse"}[e.Kind], " ", e.Action))
@@ -127,7 +127,7 @@ func kinds(events []event) (out []string) {
 	return
 }
 
-// flood has a node send so many DIS in a window.
+// flood sends n DIS of a node in a window.
 func (k *kernel) flood(n uint64, seq *byte, messages int) (v verdict) {
 	k.t.Helper()
 	for range messages {
@@ -145,7 +145,7 @@ func TestHysteresis(t *testing.T) {
 		func(t *testing.T, k *kernel) {
 			k.use(0, "rpl", "dis", 10)
 			var seq byte
-			// DIS in each window; the packet that follows closes it.
+			// DIS per window; the following packet ends it.
 			for i, w := range []struct {
 				dis  int
 				want verdict
@@ -192,8 +192,8 @@ func TestHysteresis(t *testing.T) {
 		})
 }
 
-// `for` is a minimum: a block lasts that long after the last evaluation against the source, and what is dropped counts
-// in the next window, so that a flood that continues never passes.
+// `for` is a minimum: a block lasts that long after the last evaluation against the source. Dropped packets count in
+// the next window, so that a continuing flood never passes.
 func TestBlockOutlastsTheFlood(t *testing.T) {
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 5 * second}),
 		func(t *testing.T, k *kernel) {
@@ -244,7 +244,7 @@ func TestBlockedFlowsCount(t *testing.T) {
 	})
 }
 
-// suspect makes a node suspicious: two windows full of DIS. The clock is at the given second then.
+// suspect makes a node suspicious by two windows full of DIS, and sets the clock to the given second.
 func (k *kernel) suspect(n uint64, until uint64) {
 	k.t.Helper()
 	var seq byte
@@ -286,7 +286,7 @@ func TestRateLimit(t *testing.T) {
 				}
 				return
 			}
-			if n := many(100); n != 6 { // five at once, and the one that is due
+			if n := many(100); n != 6 { // a burst of five, and the one that is due
 				t.Errorf("%d of 100 at once", n)
 			}
 			k.at(101 * second)
@@ -315,7 +315,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// skb mirrors what a test run fills of struct __sk_buff.
+// skb mirrors the fields of struct __sk_buff that a test run sets.
 type skb struct {
 	Len, PktType, Mark uint32
 	_                  [45]uint32
@@ -360,8 +360,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// Records and the fuse outlive a change of the config. What they hold of windows of another length is no evaluation,
-// and sources are judged on from there: numbers of windows may be higher than those that come.
+// Records and the fuse survive a change of the config. Their contents for windows of another length do not count as
+// evaluations, and evaluation continues, although recorded window numbers may be higher than the next ones.
 func TestWindowsOfAnotherLength(t *testing.T) {
 	for _, before := range []uint64{1, 200, 1e6} { // the number of the window
 		onHooks(t, dropping, func(t *testing.T, k *kernel) {
@@ -400,7 +400,7 @@ func TestWindowsOfAnotherLength(t *testing.T) {
 	}
 }
 
-// TestFuse has a model that is against everybody.
+// TestFuse uses a model that classifies all sources as attackers.
 func TestFuse(t *testing.T) {
 	everybody := func(k *kernel) {
 		k.use(0, "rpl", "messages", 0)
@@ -415,7 +415,7 @@ func TestFuse(t *testing.T) {
 	for name, c := range map[string]struct {
 		config settings
 		cause  uint32
-		most   uint32 // sources that were blocked before it blew
+		most   uint32 // sources that were blocked before it tripped
 	}{
 		"sources": {settings{"fuse_sources": uint32(5)}, 1, 5},
 		"share":   {settings{"fuse_share": uint8(50), "fuse_least": uint32(2)}, 2, 6},
@@ -521,7 +521,7 @@ func TestNoModel(t *testing.T) {
 	})
 }
 
-// TestWhen has evaluations for each packet and for each 5th, of the window so far.
+// TestWhen evaluates the window so far for each packet, and for each 5th.
 func TestWhen(t *testing.T) {
 	for name, c := range map[string]struct {
 		config settings
@@ -559,7 +559,7 @@ func TestLaterPacket(t *testing.T) {
 		k.flood(7, &seq, 3)
 		k.flood(8, &seq, 3)
 		k.at(101 * second)
-		k.flood(7, &seq, 2) // both due are put off: the second comes without a pause
+		k.flood(7, &seq, 2) // both are deferred: the second has no pause before it
 		k.flood(8, &seq, 2)
 		for i := range uint64(3) {
 			k.at(101*second + (i+1)*second/10)
@@ -589,7 +589,7 @@ func TestTimer(t *testing.T) {
 	})
 }
 
-// TestSecured has the three policies for frames that cannot be read.
+// TestSecured tests the three policies for encrypted frames.
 func TestSecured(t *testing.T) {
 	frame := macFrame{version: 1, flags: 1 << 3, compress: true, dstPAN: pan, dst: uint16(1), src: node(7),
 		payload: make([]byte, 20)}
@@ -613,7 +613,7 @@ func TestSecured(t *testing.T) {
 	}
 }
 
-// TestFragments has a blocked node's datagram in fragments.
+// TestFragments sends a blocked node's datagram in fragments.
 func TestFragments(t *testing.T) {
 	whole := disFrame(7, 1)
 	mac, payload := whole[:len(whole)-10], whole[len(whole)-10:]

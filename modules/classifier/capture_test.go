@@ -23,7 +23,7 @@ type heard struct {
 	frame []byte
 }
 
-// epoch is where the clock of captures begins, a moment at which windows of all lengths end.
+// epoch is the start of the captures' clock, at which windows of all lengths end.
 const epoch = 1000 * second
 
 // capture reads a pcap file of link type 195.
@@ -49,7 +49,7 @@ func capture(t testing.TB, path string) (out []heard) {
 	return out
 }
 
-// inEthernet has all frames of captures, also those too short for test runs to take raw.
+// inEthernet wraps frames of captures in Ethernet, since some are too short for test runs.
 var inEthernet = settings{"frames": uint8(1), "fcs_len": uint8(2)}
 
 func wrapped(f []byte) []byte { return ethernet(0x809a, f) }
@@ -69,7 +69,7 @@ func replay(t *testing.T, path string, c extract.Config) {
 	})
 }
 
-// TestExcerpts has what the excerpts in testdata hold, counted without parsing headers, and both extractors on them.
+// TestExcerpts compares both extractors with the contents of the excerpts in testdata, counted without parsing headers.
 func TestExcerpts(t *testing.T) {
 	const within = 250 * time.Millisecond
 	for name, want := range map[string]struct {
@@ -97,7 +97,7 @@ func TestExcerpts(t *testing.T) {
 	}
 }
 
-// dataDir is where the captures of RPL networks are that are too large for the repository.
+// dataDir is the directory of the captures of RPL networks, which are too large for the repository.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("KERB_RPL_DATA")
@@ -125,7 +125,7 @@ func TestCaptures(t *testing.T) {
 	}
 }
 
-// attacks are the moments at which the attacker begins.
+// attacks are the start times of the attacks.
 func attacks(t *testing.T, path string) (starts []uint64) {
 	t.Helper()
 	f, err := os.Open(strings.TrimSuffix(path, "-root.pcap") + ".attack-intervals.txt")
@@ -146,8 +146,8 @@ func attacks(t *testing.T, path string) (starts []uint64) {
 	return starts
 }
 
-// TestDetection runs the shipped models over whole captures: every attack is found by the end of the second window, and
-// nothing is held against anybody else. Node 12 is the attacker, where there is one.
+// TestDetection runs the shipped models over whole captures: every attack is detected by the end of the second window,
+// without false positives. The attacker, if any, is node 12.
 func TestDetection(t *testing.T) {
 	for _, seconds := range []uint64{1, 5, 10} {
 		document, err := models.Files.ReadFile(fmt.Sprintf("rpl-floods-%ds.json", seconds))

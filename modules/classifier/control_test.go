@@ -26,7 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// plant is a control plane with maps that no packet meets, and with an agent played by the test.
+// plant is a control plane with maps without traffic; the test acts as the agent.
 type plant struct {
 	testing.TB
 	*running
@@ -40,7 +40,7 @@ func newPlant(t testing.TB, config string) *plant {
 	return newPlantOn(t, config, newMaps(t, compileConfig(t, config)))
 }
 
-// newPlantOn begins with nothing but the maps.
+// newPlantOn starts a control plane on the maps.
 func newPlantOn(t testing.TB, text string, maps sdk.Maps) *plant {
 	t.Helper()
 	p := &plant{TB: t, live: sdk.Live{Module: "guard", Maps: maps,
@@ -99,7 +99,7 @@ func newMaps(t testing.TB, f *config) sdk.Maps {
 	return maps
 }
 
-// document is a model that is against a source when a feature is above a threshold.
+// document returns a model that classifies sources above a threshold of a feature as attackers.
 func document(version int, feature string, threshold float64, classes ...string) string {
 	if classes == nil {
 		classes = []string{"benign", "attack"}
@@ -123,13 +123,13 @@ func (p *plant) tellModels(u sdk.ModelUpdate) sdk.ModelAnswer {
 	return answer
 }
 
-// all reports all the models that there are.
+// all returns all models.
 func (p *plant) all(models ...sdk.Model) sdk.ModelAnswer {
 	p.Helper()
 	return p.tellModels(sdk.ModelUpdate{Reset: true, Complete: true, Put: models})
 }
 
-// versions are those that the data plane runs: live and shadow.
+// versions returns the versions in the data plane: live and shadow.
 func (p *plant) versions() (out [2]uint32) {
 	p.Helper()
 	for i, role := range roles {
@@ -182,8 +182,7 @@ func (p *plant) condition(kind string) sdk.Condition {
 	return sdk.Condition{}
 }
 
-// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by
-// name.
+// The Go structures in maps have the layout of the compiled data plane; fields are matched by name.
 func TestDataPlaneLayouts(t *testing.T) {
 	spec := openPackage(t)
 	for name, mirror := range map[string]any{
@@ -195,8 +194,8 @@ func TestDataPlaneLayouts(t *testing.T) {
 	}
 }
 
-// Enums that are reported by name have the data plane's values. What no code uses is not in its BTF: the header says
-// it.
+// Enums that are reported by name have the data plane's values. Unused values are not in BTF; they are read from the
+// header.
 func TestNames(t *testing.T) {
 	header, err := os.ReadFile("maps.h")
 	if err != nil {
@@ -216,7 +215,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A model comes, changes, is followed by one that cannot be used, and goes; a shadow comes alongside it.
+// A model is added, changed, followed by an unusable one, and removed; a shadow model is added to it.
 func TestModelsAreLoaded(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
@@ -264,8 +263,8 @@ func TestModelsAreLoaded(t *testing.T) {
 	p.expect(0, 0)
 }
 
-// What ran before a control plane was started keeps running until it receives the models, and what it is notified of in
-// parts is complete only at the end.
+// Models of a previous control plane keep running until a new one has received its models. Notifications in parts are
+// complete only at the end.
 func TestModelsAreAdopted(t *testing.T) {
 	const config = `{"model": "m", "shadow": "s"}`
 	p := newPlant(t, config)
@@ -281,7 +280,7 @@ func TestModelsAreAdopted(t *testing.T) {
 	p.expect(3, 0)
 }
 
-// Which classes are harmless is said by name, and known to the data plane before the model judges.
+// Harmless classes are configured by name, and in the data plane before the model is evaluated.
 func TestHarmlessClasses(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "harmless": ["idle", "busy"], "hysteresis": {"raise": 0.75, "clear": 0.5}}`)
 	if a := p.all(modelOf("m", document(1, "dis", 0))); !strings.Contains(a.Refused["m"], `"idle"`) {
@@ -303,7 +302,7 @@ func TestHarmlessClasses(t *testing.T) {
 	}
 }
 
-// A model that was trained with other windows runs, and the module says so.
+// A model that was trained with another window length runs, with a condition.
 func TestDoubtfulModel(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "window": "10s"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
@@ -325,7 +324,7 @@ func (p *plant) block(s source, b block) {
 	p.fuse.Blocked++
 }
 
-// Blocked sources are listed, and freed one by one, by the operator, by time, and with their interface.
+// Blocked sources are listed, and unblocked individually, by the operator, by timeout, and with their interface.
 func TestBlockedAreFreed(t *testing.T) {
 	p := newPlant(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
@@ -374,7 +373,7 @@ func TestBlockedAreFreed(t *testing.T) {
 	}
 }
 
-// The fuse is a condition, and can be mended, which frees all.
+// A tripped fuse is a condition; resetting it unblocks all sources.
 func TestFuseIsMended(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "allow": ["fe80::2"]}`)
 	if c := p.condition("Fuse"); c.Status != "True" {
@@ -410,7 +409,7 @@ func TestFuseIsMended(t *testing.T) {
 	}
 }
 
-// Metrics have every counter once, and what runs.
+// Metrics have every counter once, and the running models.
 func TestMeasure(t *testing.T) {
 	p := newPlant(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(7, "dis", 0)))
@@ -476,7 +475,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// Both names of an action without an end are accepted: stored configs have the one of 0.1.
+// Both names of an action without an end are accepted, since stored configs have that of 0.1.
 func TestUntilUnblocked(t *testing.T) {
 	for _, name := range []string{"untilUnblocked", "untilTold"} {
 		if _, err := Control().Compile(json.RawMessage(`{"action": {"for": "` + name + `"}}`)); err != nil {
@@ -485,7 +484,7 @@ func TestUntilUnblocked(t *testing.T) {
 	}
 }
 
-// The defaults of the config are the data plane's, and every constant is one of its.
+// The defaults of the config equal those of the data plane, and every constant exists there.
 func TestConstants(t *testing.T) {
 	spec := openPackage(t)
 	for name, value := range compileConfig(t, `{}`).Settings().Constants {

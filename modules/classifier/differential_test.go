@@ -45,7 +45,7 @@ const (
 
 const inUser = uint8(3) // cls_deferred: windows go to the control plane
 
-// sameWindow compares a window of the kernel with the one that is expected; nil: none.
+// sameWindow compares a window of the kernel with the expected one; nil means none.
 func sameWindow(t *testing.T, k *kernel, of key, want []int64, time uint64) {
 	t.Helper()
 	w, ok := k.taken(of)
@@ -62,7 +62,7 @@ func sameWindow(t *testing.T, k *kernel, of key, want []int64, time uint64) {
 	}
 }
 
-// compare gives frames to both, and compares all windows and counts.
+// compare passes frames to both, and compares all windows and counts.
 func compare(t *testing.T, k *kernel, x *extract.RPL, wrap func([]byte) []byte,
 	next func() (now uint64, frame []byte)) (windows int) {
 	t.Helper()
@@ -72,7 +72,7 @@ func compare(t *testing.T, k *kernel, x *extract.RPL, wrap func([]byte) []byte,
 			break
 		}
 		packet := wrap(frame)
-		if len(packet) < 14 { // what test runs do not take
+		if len(packet) < 14 { // too short for test runs
 			continue
 		}
 		k.at(now)
@@ -137,7 +137,7 @@ func TestDifferentialRPL(t *testing.T) {
 	}
 }
 
-// constants of the data plane for a config.
+// constants returns the data plane's constants for a config.
 func constants(c extract.Config) settings {
 	s := settings{"window_ns": uint64(c.Window), "sliding": c.Sliding, "repeat_ns": uint64(c.Repeat), "by_peer": c.ByPeer,
 		"deferred": inUser, "capacity": uint32(1 << 20)}
@@ -147,7 +147,7 @@ func constants(c extract.Config) settings {
 	return s
 }
 
-// flowCase is a flow between two addresses, as packets and as the extractor's.
+// flowCase is a flow between two addresses, as packets and for the extractor.
 type flowCase struct {
 	extract.Flow
 	family int
@@ -171,7 +171,7 @@ func (r *randomFrames) flow() flowCase {
 	return f
 }
 
-// packet is one of the flow, and what the extractor is to see of it.
+// packet returns a packet of the flow, and its form for the extractor.
 func (f *flowCase) packet(r *randomFrames, fromLocal bool) ([]byte, *extract.Packet) {
 	p := &extract.Packet{Flow: f.Flow, FromLocal: fromLocal}
 	src, dst, sport, dport := f.Remote, f.Local, f.RemotePort, f.LocalPort
@@ -232,7 +232,7 @@ func flowKey(f extract.Flow) key {
 	return k
 }
 
-// TestDifferentialFlow has both directions on one set of maps.
+// TestDifferentialFlow runs both directions on one set of maps.
 func TestDifferentialFlow(t *testing.T) {
 	configs := map[string]extract.Config{
 		"tumbling": {Window: time.Second}, "sliding": {Window: 4 * time.Second, Sliding: true},

@@ -13,11 +13,11 @@ var (
 	be = binary.BigEndian
 )
 
-// macFrame is an IEEE 802.15.4 frame to be put together; the zero value is data without addresses.
+// macFrame describes an IEEE 802.15.4 frame; the zero value is data without addresses.
 type macFrame struct {
 	version   uint16 // 0: 2003, 1: 2006, 2: 2015
 	kind      uint16 // 0: data (type 1), else the frame type + 1
-	flags     uint16 // of the frame control field, alongside what follows
+	flags     uint16 // further bits of the frame control field
 	noSeq     bool
 	seq       byte
 	dst, src  any // nil, uint16 or uint64
@@ -93,12 +93,12 @@ func (m macFrame) bytes() []byte {
 	return slices.Concat(appendAddr(b, m.src), m.elements, m.payload)
 }
 
-// node is a sender with an EUI-64 that ends with a number.
+// node returns the EUI-64 of sender n.
 func node(n uint64) uint64 { return 0x0012_4b00_0000_0000 | n }
 
 const pan = 0xabcd
 
-// rplFrame is one that a node sends to all its neighbours: its IPv6 source is elided.
+// rplFrame returns an RPL message of a node to all its neighbours, with the IPv6 source elided.
 func rplFrame(n uint64, seq byte, code byte, body ...byte) []byte {
 	// IPHC: traffic class elided, next header inline, hop limit 255; source from the MAC header, destination ff02::1a
 	icmp := append([]byte{155, code, 0, 0}, body...)
@@ -108,12 +108,12 @@ func rplFrame(n uint64, seq byte, code byte, body ...byte) []byte {
 
 func disFrame(n uint64, seq byte) []byte { return rplFrame(n, seq, 0, 0, 0) }
 
-// dioFrame has an instance, a DODAG version, a rank, and what else a DIO has at least.
+// dioFrame returns a minimal DIO with an instance, a DODAG version and a rank.
 func dioFrame(n uint64, seq byte, version byte, rank uint16) []byte {
 	return rplFrame(n, seq, 1, slices.Concat([]byte{0, version}, be.AppendUint16(nil, rank), make([]byte, 20))...)
 }
 
-// dataFrame is a UDP datagram, compressed.
+// dataFrame returns a compressed UDP datagram.
 func dataFrame(n uint64, seq byte) []byte {
 	return macFrame{version: 1, seq: seq, compress: true, dstPAN: pan, dst: node(1), src: node(n),
 		payload: []byte{0x7e, 0x33, 0xf3, 0x12, 0, 0, 1, 2, 3}}.bytes()
@@ -131,7 +131,7 @@ func ethernet(etherType uint16, payload []byte) []byte {
 	return slices.Concat([]byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1}, be.AppendUint16(nil, etherType), payload)
 }
 
-// udp6 is an Ethernet frame with a UDP datagram; the checksum is not examined.
+// udp6 returns an Ethernet frame with a UDP datagram; the checksum is not verified.
 func udp6(sport, dport uint16, payload []byte) []byte {
 	length := uint16(8 + len(payload))
 	h := slices.Concat([]byte{0x60, 0, 0, 0}, be.AppendUint16(nil, length), []byte{17, 64}, make([]byte, 15), []byte{1},
@@ -140,7 +140,7 @@ func udp6(sport, dport uint16, payload []byte) []byte {
 	return ethernet(0x86dd, slices.Concat(h, u, []byte{0, 0}, payload))
 }
 
-// wrapping is a way for frames to come, and the config that it needs.
+// wrapping is an encapsulation of frames, and its config.
 type wrapping struct {
 	name   string
 	config settings
@@ -160,7 +160,8 @@ var wrappings = []wrapping{
 	{"zep2", settings{"frames": uint8(2)}, func(f []byte) []byte { return udp6(40000, 17754, zep(2, f)) }},
 }
 
-// random frames: most of them well formed, of few nodes, so that windows fill; then some are cut short or changed.
+// random returns frames, most of them well-formed, from few nodes, so that windows fill; some are truncated or
+// modified.
 type randomFrames struct {
 	*rand.Rand
 	seq  byte
@@ -186,7 +187,7 @@ func (r *randomFrames) bytes(n int) []byte {
 	return out
 }
 
-// pick is one of several choices.
+// pick returns a random choice.
 func pick[T any](r *randomFrames, choices ...T) T { return choices[r.IntN(len(choices))] }
 
 func (r *randomFrames) icmp() []byte {
@@ -199,7 +200,7 @@ func (r *randomFrames) icmp() []byte {
 	return slices.Concat([]byte{kind, code, 0, 0}, body)
 }
 
-// extended puts extension headers before an ICMPv6 message: the type of the first, and all of it.
+// extended adds extension headers before an ICMPv6 message, and returns the type of the first one, and all bytes.
 func (r *randomFrames) extended() (byte, []byte) {
 	next, out := pick[byte](r, 58, 58, 58, 58, 17, 6), r.icmp()
 	for range pick(r, 0, 0, 0, 1, 1, 2, 5) {
@@ -305,7 +306,7 @@ func (r *randomFrames) elements() []byte {
 	return le.AppendUint16(b, 0x8000|0xf<<11)
 }
 
-// frame is the next one.
+// frame returns the next frame.
 func (r *randomFrames) frame() []byte {
 	if r.last == nil || r.IntN(6) > 0 {
 		if r.IntN(4) > 0 {
@@ -319,7 +320,7 @@ func (r *randomFrames) frame() []byte {
 	return slices.Clone(r.last)
 }
 
-// usual is well formed.
+// usual returns a well-formed frame.
 func (r *randomFrames) usual() []byte {
 	switch n := uint64(r.IntN(6)); r.IntN(4) {
 	case 0:
@@ -333,7 +334,7 @@ func (r *randomFrames) usual() []byte {
 	}
 }
 
-// odd may be anything.
+// odd returns an arbitrary frame.
 func (r *randomFrames) odd() []byte {
 	m := macFrame{version: uint16(r.IntN(3)), seq: r.seq, dst: r.addr(), src: r.addr(), compress: r.IntN(2) == 0,
 		dstPAN:    pan,
@@ -358,7 +359,7 @@ func (r *randomFrames) odd() []byte {
 	return r.spoilt(m.bytes())
 }
 
-// spoilt cuts a frame short or changes it, now and then.
+// spoilt sometimes truncates or modifies a frame.
 func (r *randomFrames) spoilt(b []byte) []byte {
 	switch r.IntN(8) {
 	case 0:

@@ -13,7 +13,7 @@ import (
 const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "action": {"do": "drop"}, "events": "all", "hysteresis": {"hits": 2, "of": 3},
 	"fuse": {"sources": 4, "sourceShare": 60}, "allow": ["fe80::a"]}`
 
-// see has the data plane hand a window over, with so many DIS and DIO messages.
+// see passes a window with numbers of DIS and DIO messages to the control plane, as the data plane does.
 func (p *plant) see(s source, number uint64, dis, dio int32) {
 	p.Helper()
 	win := window{Time: number * uint64(5*time.Second)}
@@ -47,8 +47,8 @@ func newJudged(t *testing.T, changes ...string) *plant {
 	return p
 }
 
-// In user mode a source is blocked after two windows of three, and stays so while it continues. One that has been quiet
-// for three is cleared; its block lasts until its time.
+// In user mode a source is blocked after two windows of three, and remains blocked while it continues. After three
+// quiet windows it is cleared; its block lasts until it expires.
 func TestJudge(t *testing.T) {
 	p := newJudged(t)
 	l := p.stream.Open()
@@ -79,7 +79,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A source on the allow-list is judged and reported, and left alone.
+// A source on the allow-list is evaluated and reported, but not blocked.
 func TestJudgeAllows(t *testing.T) {
 	p := newJudged(t)
 	l := p.stream.Open()
@@ -92,8 +92,8 @@ func TestJudgeAllows(t *testing.T) {
 	}
 }
 
-// A model that is against most sources, or against too many, blows the fuse, and nothing more is blocked until it is
-// mended.
+// A model that classifies most sources, or too many, as attackers trips the fuse; nothing more is blocked until it is
+// reset.
 func TestJudgeBlowsTheFuse(t *testing.T) {
 	for cause, limits := range map[string]string{"sourceShare": `"sources": 64, "sourceShare": 30`,
 		"sources": `"sources": 4, "sourceShare": 60`} {
@@ -127,7 +127,7 @@ func TestJudgeBlowsTheFuse(t *testing.T) {
 	}
 }
 
-// Verdicts are kept of as many sources as the data plane knows, however many come.
+// The number of stored verdicts is limited to the data plane's number of sources.
 func TestJudgeForgets(t *testing.T) {
 	p := newPlant(t, strings.Replace(inUser, "{", `{"sources": 64, `, 1))
 	p.all(modelOf("m", document(1, "dis", 2)))
@@ -141,8 +141,8 @@ func TestJudgeForgets(t *testing.T) {
 	}
 }
 
-// largeForest has more leaves with vectors than the data plane has room for. All trees are against a source with more
-// than two DIS.
+// largeForest has more leaves with vectors than fit into the data plane. All trees classify sources with more than two
+// DIS as attackers.
 func largeForest() string {
 	const trees, leaves, classes = 60, 64, 16
 	var forest []string

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// wire is a way for raw frames into an interface, one end of which is in a namespace of its own.
+// wire sends raw frames into an interface, from a separate namespace.
 type wire struct {
 	name string
 	hook chain.Hook
@@ -26,8 +26,8 @@ type wire struct {
 	open func(t *testing.T, lab *netlab.Lab, h *netlab.Host) (iface string, send func(frame []byte) error)
 }
 
-// TestRawInterfaces has frames without an Ethernet header on interfaces: over a veth, which takes them for Ethernet,
-// and on one that has no link header at all, as IEEE 802.15.4 interfaces look to XDP and TC.
+// TestRawInterfaces sends frames without an Ethernet header: over a veth, which treats them as Ethernet, and over an
+// interface without a link header, as IEEE 802.15.4 interfaces appear to XDP and TC.
 func TestRawInterfaces(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, w := range []wire{
@@ -66,7 +66,7 @@ func TestRawInterfaces(t *testing.T) {
 			}
 			deliver(100*second, 20)
 			deliver(101*second, 20)
-			deliver(102*second, 10) // the first one makes it suspicious
+			deliver(102*second, 10) // the first window makes it suspicious
 			if n := k.count(countDropped); n != 9 {
 				t.Errorf("%d frames were dropped, not 9", n)
 			}
@@ -98,7 +98,7 @@ func (w *wire) attach(t *testing.T, k *kernel, h *netlab.Host, iface string) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// overVeth sends out of the other end of the host's interface.
+// overVeth sends on the peer of the host's interface.
 func overVeth(t *testing.T, lab *netlab.Lab, h *netlab.Host) (string, func([]byte) error) {
 	t.Helper()
 	var fd int
@@ -113,7 +113,7 @@ func overVeth(t *testing.T, lab *netlab.Lab, h *netlab.Host) (string, func([]byt
 	return h.Interface(), func(frame []byte) error { return unix.Sendto(fd, frame, 0, to) }
 }
 
-// overTun writes to a tun device with packet information, which takes any protocol.
+// overTun writes to a TUN device with packet information, which accepts any protocol.
 func overTun(t *testing.T, _ *netlab.Lab, h *netlab.Host) (string, func([]byte) error) {
 	t.Helper()
 	const name = "wpan0"

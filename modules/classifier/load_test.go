@@ -36,7 +36,7 @@ func TestVerifies(t *testing.T) {
 	}
 }
 
-// verifies accepts that a kernel with PREEMPT_RT refuses timers (Linux 6.1 does), if the error explains what to do.
+// verifies accepts that a kernel with PREEMPT_RT rejects timers (Linux 6.1 does), if the error explains what to do.
 func verifies(t *testing.T, hook chain.Hook, config settings) {
 	sdktest.NeedRoot(t)
 	l, err := dataplane.Load(sideOf(hook), chain.Ingress, module(t, compile(t, "{}"), config))
@@ -52,7 +52,7 @@ func verifies(t *testing.T, hook chain.Hook, config settings) {
 	sdktest.CheckVerified(t, l.Program, maxVerified)
 }
 
-// TestFlood has a million messages in a window, and as many repeats of one.
+// TestFlood sends a million messages in a window, and as many repetitions of one.
 func TestFlood(t *testing.T) {
 	const million = 1000000
 	for repeat, want := range map[uint64][3]int32{0: {million, 0, million}, 250e6: {1, million - 1, 1}} {
@@ -71,7 +71,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestTwoCPUs counts exactly what two CPUs receive of the same sources at once, also while windows end.
+// TestTwoCPUs checks that packets of the same sources on two CPUs are counted exactly, also while windows end.
 func TestTwoCPUs(t *testing.T) {
 	const each, windows = 40000, 10
 	k := load(t, chain.XDP, settings{"repeat_ns": uint64(0), "window_ns": second, "deferred": inUser})
@@ -83,7 +83,7 @@ func TestTwoCPUs(t *testing.T) {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				runtime.LockOSThread() // never unlocked: the thread ends with its CPU
+				runtime.LockOSThread() // never unlocked, so that the thread exits with its affinity
 				var set unix.CPUSet
 				set.Set(cpu)
 				if err := unix.SchedSetaffinity(0, &set); err != nil {
@@ -111,7 +111,7 @@ func TestTwoCPUs(t *testing.T) {
 	}
 }
 
-// TestForgedSources has 100,000 of them in one window alongside honest nodes, which are heard once in each third of the
+// TestForgedSources sends from 100,000 forged sources in one window, while honest nodes send once in each third of the
 // flood.
 func TestForgedSources(t *testing.T) {
 	const forged, honest, capacity = 100000, 100, 4096
@@ -152,7 +152,7 @@ func TestForgedSources(t *testing.T) {
 	})
 }
 
-// TestNewcomers are many at once: all that stay become sources, an eighth of the table a window.
+// TestNewcomers adds many sources at once: all that keep sending are admitted, an eighth of the table per window.
 func TestNewcomers(t *testing.T) {
 	const capacity, nodes = 256, 100 // 32 at once, 32 more a window
 	k := load(t, chain.XDP, settings{"capacity": uint32(capacity), "probation_packets": uint32(4)})

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// kernel is a classifier loaded on one hook, but not attached, with a clock that stands unless it is set.
+// kernel is a classifier loaded on one hook, but not attached, with a clock that the test sets.
 type kernel struct {
 	t      testing.TB
 	hook   chain.Hook
@@ -37,7 +37,7 @@ var hooks = []chain.Hook{chain.XDP, chain.TC}
 // settings are the data plane's constants and values, by name.
 type settings = map[string]any
 
-// clockMap is where the test's clock stands, in place of cls_clock().
+// clockMap has the test's clock, which replaces cls_clock().
 const clockMap = "test_clock"
 
 // withClock replaces the body of cls_clock() by one that reads the test's clock.
@@ -74,7 +74,7 @@ func compile(t testing.TB, config string) sdk.Compiled {
 	return sdktest.Compile[sdk.Compiled](t, classifier.Control(), config)
 }
 
-// module has the settings of a config, and what differs from them.
+// module returns the module with the settings of a config, and overrides.
 func module(t testing.TB, c sdk.Compiled, config settings) dataplane.Module {
 	t.Helper()
 	p, s := pkgstest.Package(t), c.Settings()
@@ -104,7 +104,7 @@ func module(t testing.TB, c sdk.Compiled, config settings) dataplane.Module {
 	}
 }
 
-// load loads the default config, and what differs from it.
+// load loads the default config with overrides.
 func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 	t.Helper()
 	return loadModule(t, hook, module(t, compile(t, "{}"), config))
@@ -119,7 +119,7 @@ func loadModule(t testing.TB, hook chain.Hook, mod dataplane.Module) *kernel {
 	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
 }
 
-// sideOf returns where a hook sees packets to the service.
+// sideOf returns the side on which a hook sees packets to the service.
 func sideOf(hook chain.Hook) chain.Side {
 	if hook == chain.TC {
 		return chain.OnTCEgress
@@ -127,7 +127,7 @@ func sideOf(hook chain.Hook) chain.Side {
 	return chain.OnXDP
 }
 
-// otherWay is the same for packets from the service, on the same maps.
+// otherWay returns the kernel for packets from the service, on the same maps.
 func (k *kernel) otherWay() *kernel {
 	k.t.Helper()
 	side := chain.OnXDP
@@ -141,7 +141,7 @@ func (k *kernel) otherWay() *kernel {
 	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
 }
 
-// verdict of a packet.
+// verdict is the verdict on a packet.
 type verdict string
 
 const (
@@ -161,7 +161,7 @@ func (k *kernel) at(ns uint64) {
 	}
 }
 
-// run gives a packet to the program, so many times, and sees that it is not changed.
+// run passes a packet to the program n times, and checks that it is unchanged.
 func (k *kernel) runs(packet []byte, times uint32) verdict {
 	k.t.Helper()
 	opts := ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+64), Repeat: times}
@@ -184,7 +184,7 @@ func (k *kernel) run(packet []byte) verdict {
 	return k.runs(packet, 1)
 }
 
-// testIndex is the interface that test runs come from.
+// testIndex is the interface of test runs.
 const testIndex = 1
 
 // key mirrors struct cls_source.
@@ -203,7 +203,7 @@ func nodeKey(n extract.Node) (k key) {
 	return
 }
 
-// euiKey is the key of node(n).
+// euiKey returns the key of node(n).
 func euiKey(n uint64) key { return nodeKey(extract.Node{ID: node(n) ^ 2<<56}) }
 
 // window mirrors struct cls_window.
@@ -212,7 +212,7 @@ type window struct {
 	Values [32]int32
 }
 
-// taken is the window of a source that waits for the control plane, and waits no more.
+// taken returns the pending window of a source for the control plane, and removes it.
 func (k *kernel) taken(of key) (window, bool) {
 	k.t.Helper()
 	var w window
@@ -227,7 +227,7 @@ func (k *kernel) taken(of key) (window, bool) {
 	return w, true
 }
 
-// count is one of enum cls_count, over all CPUs.
+// count returns a counter of enum cls_count, summed over all CPUs.
 func (k *kernel) count(what uint32) (n uint64) {
 	k.t.Helper()
 	var each []uint64
@@ -254,7 +254,7 @@ func (k *kernel) len(name string) (n int) {
 	return
 }
 
-// with is a config and what differs from it.
+// with returns a config with overrides.
 func with(configs ...settings) settings {
 	out := settings{}
 	for _, c := range configs {
@@ -263,7 +263,7 @@ func with(configs ...settings) settings {
 	return out
 }
 
-// onAHook runs a test on one of the hooks: where they do not differ, another one for each test.
+// onAHook runs a test on one of the hooks, a different one for each test, where hooks do not matter.
 func onAHook(t *testing.T, config settings, test func(t *testing.T, k *kernel)) {
 	test(t, load(t, hooks[len(t.Name())%len(hooks)], config))
 }
@@ -275,7 +275,7 @@ func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) 
 	}
 }
 
-// use puts a model to work that is against sources with more than so much of a feature.
+// use activates a model that classifies sources above a threshold of a feature as attackers.
 func (k *kernel) use(role model.Role, extractor, feature string, above int) {
 	k.t.Helper()
 	k.load(role, fmt.Appendf(nil,
@@ -284,7 +284,7 @@ func (k *kernel) use(role model.Role, extractor, feature string, above int) {
 		extractor, feature, above))
 }
 
-// load puts the model of a document to work.
+// load activates the model of a document.
 func (k *kernel) load(role model.Role, document []byte) {
 	k.t.Helper()
 	doc, err := model.Parse(document)

@@ -8,8 +8,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// On kernels where a packet may interrupt another one on the same CPU, the later one passes and is not counted, instead
-// of being mixed with the other; and the work space is free again behind each.
+// On kernels where a packet may preempt another one on the same CPU, the later one passes and is not counted, instead
+// of corrupting the other's scratch space. Each packet releases the scratch space.
 func TestWorkSpaceInUse(t *testing.T) {
 	onHooks(t, with(dropping, settings{"kerb_preemptible": true}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)

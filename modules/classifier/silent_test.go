@@ -13,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
-// A window ends by time, too: who floods and falls silent is judged, once. Silence is not judged.
+// A window also ends by the timer: a source that floods and then stops is evaluated once. Empty windows are not
+// evaluated.
 func TestSilentSources(t *testing.T) {
 	const often = second / 50
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "lapse_ns": often}), func(t *testing.T, k *kernel) {
@@ -38,13 +39,13 @@ func TestSilentSources(t *testing.T) {
 		if k.run(disFrame(7, seq+1)) != dropped || k.run(disFrame(8, seq+1)) != passed {
 			t.Error("the silent one is not blocked, or the calm one is")
 		}
-		k.stays(countEvaluated, 2) // the first packet after a pause ends a window with nothing in it
+		k.stays(countEvaluated, 2) // the first packet after a pause ends an empty window
 		k.at(105 * second)
-		k.becomes(countEvaluated, 4) // of both: what was dropped counts
+		k.becomes(countEvaluated, 4) // of both: dropped packets count
 	})
 }
 
-// Thousands of windows that end at the same moment are all judged, each once, in runs of the timer that are short.
+// Thousands of windows that end at the same time are all evaluated once, in short runs of the timer.
 func TestManySilentSources(t *testing.T) {
 	const sources = 3000
 	config := with(dropping, settings{"action": uint8(doEvent), "lapse_ns": second / 50, "capacity": uint32(1 << 20)})
@@ -65,8 +66,7 @@ func TestManySilentSources(t *testing.T) {
 	})
 }
 
-// A run of the timer takes a bounded number of steps, however many sources are known: nothing in the programs walks a
-// map.
+// A run of the timer takes a bounded number of steps for any number of sources: the programs do not iterate over maps.
 func TestTimerIsBounded(t *testing.T) {
 	p := pkgstest.Package(t)
 	for _, hook := range hooks {
@@ -84,7 +84,7 @@ func TestTimerIsBounded(t *testing.T) {
 	}
 }
 
-// The same where the control plane judges, and with windows that slide: each that has the flood in it is judged.
+// The same with evaluation in the control plane, and with sliding windows: each window with the flood is evaluated.
 func TestSilentSourcesElsewhere(t *testing.T) {
 	config := with(dropping, settings{"deferred": inUser, "lapse_ns": second / 50})
 	onAHook(t, config, func(t *testing.T, k *kernel) {
@@ -128,7 +128,7 @@ func (k *kernel) until(what string, ok func() bool) {
 	})
 }
 
-// armed is how many ends of windows the timer still has to come to.
+// armed returns the number of window ends that the timer has not reached yet.
 func (k *kernel) armed() (n int) {
 	var lapse [64]byte
 	for k.maps["lapsing"].LookupAndDelete(nil, lapse[:k.maps["lapsing"].ValueSize()]) == nil {
@@ -137,7 +137,7 @@ func (k *kernel) armed() (n int) {
 	return n
 }
 
-// becomes waits until a count is what it should be. What the data plane counts, it does next.
+// becomes waits until a count has a value. The data plane acts right after it counts.
 func (k *kernel) becomes(what uint32, want uint64) {
 	k.t.Helper()
 	k.until(fmt.Sprintf("count %d is %d", what, want), func() bool { return k.count(what) >= want })
@@ -146,7 +146,7 @@ func (k *kernel) becomes(what uint32, want uint64) {
 	}
 }
 
-// awaitEvents waits for so many: the last thing that an evaluation does.
+// awaitEvents waits for a number of events, which an evaluation sends last.
 func (k *kernel) awaitEvents(n int) (all []event) {
 	k.t.Helper()
 	k.until(fmt.Sprintf("there are %d events", n), func() bool {
@@ -156,7 +156,7 @@ func (k *kernel) awaitEvents(n int) (all []event) {
 	return all
 }
 
-// stays looks whether a count is still the same after some runs of the timer.
+// stays checks that a count is unchanged after several runs of the timer.
 func (k *kernel) stays(what uint32, want uint64) {
 	k.t.Helper()
 	time.Sleep(100 * time.Millisecond) // several runs of the timer

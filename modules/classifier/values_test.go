@@ -11,14 +11,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// attacked is a classifier that nodes flood, with a model that is against those.
+// attacked returns a classifier that nodes flood, with a model that detects them.
 type attacked struct {
 	*kernel
 	seq byte
 	now uint64
 }
 
-// windowed is a config with windows of a second in which each frame counts, and with other values.
+// windowed returns a config with windows of one second, in which each frame counts, and overrides.
 func windowed(t testing.TB, values string) dataplane.Module {
 	t.Helper()
 	return module(t, compile(t, `{"window": "1s", "rpl": {"repeats": "0s"}, `+values+`}`), nil)
@@ -31,7 +31,7 @@ func loadAttacked(t *testing.T, hook chain.Hook, values string) *attacked {
 	return &attacked{kernel: k, now: 100 * second}
 }
 
-// change gives the data plane other values, without a new program.
+// change sets other values in the data plane without replacing the program.
 func (k *attacked) change(values string) {
 	k.t.Helper()
 	if err := k.loaded.SetValues(windowed(k.t, values)); err != nil {
@@ -39,7 +39,7 @@ func (k *attacked) change(values string) {
 	}
 }
 
-// attack has a node flood for a window, and returns the verdict of the last of the packets that follow.
+// attack floods from a node for a window, and returns the verdict on the last of the following packets.
 func (k *attacked) attack(n uint64, follow int) verdict {
 	k.t.Helper()
 	k.at(k.now)
@@ -56,7 +56,7 @@ func (k *attacked) expect(what string, got, want verdict) {
 	}
 }
 
-// Values of one config each.
+// Configs that differ in one value.
 const (
 	fuseOff = `"fuse": {"sourceShare": 100}`
 	atOnce  = `"hysteresis": {"hits": 1, "of": 1}, "action": {"do": "drop", "for": "1h"}`
@@ -66,13 +66,13 @@ const (
 	allows7 = atOnce + `, "allow": ["00:12:4b:00:00:00:00:07", "192.0.2.0/24"], ` + fuseOff
 )
 
-// What is done to sources changes while the program, blocks and windows stay, and changes back.
+// The action on sources changes and changes back, while program, blocks and windows stay.
 func TestValuesChange(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
 			k := loadAttacked(t, hook, drops)
 			k.expect("attacker", k.attack(7, 2), dropped)
-			for range 3 { // the second half, the first one again, and the second one over what it had
+			for range 3 { // the second half, the first one again, and the second one over its old contents
 				k.change(watches)
 				k.expect("attacker that is watched", k.run(disFrame(7, 0)), passed)
 				k.change(drops)
@@ -102,7 +102,7 @@ func TestValuesChange(t *testing.T) {
 	}
 }
 
-// The allow-list changes with the values. One that is written but not chosen, as when a change fails, is not in force.
+// The allow-list changes with the values. One that is written but not activated, as when a change fails, has no effect.
 func TestAllowListChanges(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(string(hook), func(t *testing.T) {
@@ -128,7 +128,7 @@ func TestAllowListChanges(t *testing.T) {
 	}
 }
 
-// No packet meets the action of one config and the allow-list of the other.
+// No packet sees the action of one config with the allow-list of the other.
 func TestNoMixture(t *testing.T) {
 	const (
 		allows  = `"evaluate": {"when": "packet"}, ` + allows7

@@ -20,17 +20,17 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
 )
 
-// timed is a packet that goes to the data plane at a time.
+// timed is a packet with the time at which the data plane receives it.
 type timed struct {
 	time uint64
 	send func()
 }
 
-// lapsing has the data plane's timer end windows.
+// lapsing makes the data plane's timer end windows.
 var lapsing = settings{"lapse_ns": second / 50}
 
-// sameAsCapture compares all windows of a capture, number by number, with those that the data plane counts of the same
-// packets; its timer ends the windows of silent sources.
+// sameAsCapture compares all windows of a capture with those that the data plane counts for the same packets; its timer
+// ends the windows of silent sources.
 func sameAsCapture(t *testing.T, k *kernel, o *traffic.Options, file string, packets []timed,
 	keyOf func(source string) key) {
 	t.Helper()
@@ -68,7 +68,7 @@ func sameAsCapture(t *testing.T, k *kernel, o *traffic.Options, file string, pac
 	t.Logf("%d windows", n)
 }
 
-// kerb model windows counts of a capture of frames what the data plane does.
+// kerb model windows gives the same counts for a capture of frames as the data plane.
 func TestWindowsOfFrames(t *testing.T) {
 	for name, c := range map[string]extract.Config{
 		"contiki-dis.pcap":   {Window: time.Second, Repeat: 250 * time.Millisecond},
@@ -89,7 +89,7 @@ func TestWindowsOfFrames(t *testing.T) {
 	}
 }
 
-// The same of IP packets in both directions, with VLANs, fragments and padding, of which only headers were captured.
+// The same for IP packets in both directions, with VLANs, fragments and padding, of which only headers were captured.
 func TestWindowsOfFlows(t *testing.T) {
 	for name, c := range map[string]extract.Config{
 		"flows": {Window: time.Second}, "peers": {Window: 2 * time.Second, Sliding: true, ByPeer: true},

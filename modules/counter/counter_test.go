@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// compile builds the package alongside the source tree. On the kernels of the matrix there is no compiler, but the
-// objects that were built before.
+// compile builds the package alongside the source tree. The kernels of the matrix have no compiler; there it uses
+// prebuilt objects.
 func compile(t testing.TB) *pkgs.Package {
 	t.Helper()
 	dir := "."
@@ -70,7 +70,7 @@ func module(t testing.TB) dataplane.Module {
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }}
 }
 
-// counter is a loaded chain of this module alone, for both directions.
+// counter is a loaded chain with this module only, for both directions.
 type counter struct {
 	egress, ingress *ebpf.Program
 	live            sdk.Live
@@ -105,7 +105,7 @@ func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counte
 		}}}
 }
 
-// run passes a frame through a program. One at a time: a run of several that a signal interrupts begins again.
+// run passes a frame through a program repeatedly, one run at a time, since an interrupted run of several is restarted.
 func run(t *testing.T, p *ebpf.Program, frame []byte, times int) {
 	t.Helper()
 	for range times {
@@ -158,7 +158,7 @@ func TestCounts(t *testing.T) {
 				Overflow: map[string]Count{"egress": {}, "ingress": {}}}
 			if side == chain.OnXDP {
 				for i := range want.Counts {
-					want.Counts[i].Interface = report.Counts[i].Interface // test runs come from an interface of their own
+					want.Counts[i].Interface = report.Counts[i].Interface // test runs have a separate interface
 				}
 			}
 			if diff := cmp.Diff(want, report); diff != "" {
@@ -193,7 +193,7 @@ func exactOnSeveralCPUs(t *testing.T, places uint32) {
 				return
 			}
 			for round := range rounds {
-				for range repeat { // one by one: a signal ends a longer run half-way, and it is begun again
+				for range repeat { // one at a time: a run of several is restarted after a signal
 					if _, err := c.egress.Run(&ebpf.RunOptions{Data: ip4(byte(100+round), 20)}); err != nil {
 						t.Error(err)
 						return
@@ -276,14 +276,14 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}
 }
 
-// A node whose interfaces stay has nothing to sweep, unless the sweep before has failed.
+// A node whose interfaces stay needs no sweep, unless the previous one failed.
 func TestSweepsAreDue(t *testing.T) {
 	var s sweeps
 	now := time.Now()
 	for i, step := range []struct {
 		after time.Duration
 		there []uint32
-		gone  bool // the sweep before has found counters of another one
+		gone  bool // the previous sweep found counters of another one
 		due   bool
 		fails bool
 	}{{0, nil, false, true, false}, {sweepEvery, nil, false, false, false},
@@ -316,7 +316,7 @@ func TestSweepsAreDue(t *testing.T) {
 	}
 }
 
-// A place is freed only if no CPU can be taking it meanwhile.
+// A place is freed only if no CPU can allocate it at the same time.
 func TestSweepFreesPlaces(t *testing.T) {
 	c := load(t, chain.OnTCIngress, nil)
 	cpus := ebpf.MustPossibleCPU()
@@ -378,7 +378,7 @@ func TestConfigIsEmpty(t *testing.T) {
 	}
 }
 
-// BenchmarkCount reports the fastest of b.N rounds: other load on the machine can only add to a round.
+// BenchmarkCount reports the fastest of b.N rounds, since other load only slows rounds down.
 func BenchmarkCount(b *testing.B) {
 	const repeat = 100_000
 	for name, size := range map[string]uint32{"place": 2048, "hash": 1} {

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
-// Audit mode passes what it would drop, and counts it by rule and by reason: of a denied connection the first packet,
-// as those behind it would not have been sent.
+// Audit mode passes packets that enforce mode would drop, and counts them by rule and reason: the first packet of a
+// denied connection, since the others would not have been sent.
 func TestAuditPassesAndCounts(t *testing.T) {
 	k := loadFirewall(t, `{"mode": "audit", "extensionHeaders": "deny", "rules": [{"name": "ssh", "action": "deny",
 		"direction": "ingress", "protocol": "tcp", "dstPort": 22, "log": true}]}`)
@@ -78,8 +78,8 @@ func TestAuditPassesAndCounts(t *testing.T) {
 		"ssh: would drop policy web ingress tcp ["+far6+"]:999 > ["+svc6+"]:22 S len 74 suppressed 0")
 }
 
-// A connection counts again when the rules change: once for those that deny it, whichever side sends first, and what
-// the service sends in the middle of a connection that began unseen begins a denied one, too.
+// A connection is counted again when the rules change: once for denying rules, whichever side sends first. A packet of
+// the service in the middle of an unknown connection counts as the start of a denied one.
 func TestAuditCountsConnectionsOnce(t *testing.T) {
 	notEmulated(t)
 	allow := `{"mode": "audit", "defaultPolicy": {"egress": "deny"}, "antiSpoof": false, "rules": [{"name": "web",
@@ -125,7 +125,7 @@ func TestAuditCountsConnectionsOnce(t *testing.T) {
 	want("datagrams", 3, 1)
 }
 
-// The same rules in mode enforce drop a connection that audit mode let pass, and say nothing of audit.
+// The same rules in mode enforce drop a connection that audit mode passed, without audit counts.
 func TestEnforceAfterAudit(t *testing.T) {
 	audit := loadFirewall(t, `{"mode": "audit"}`)
 	f := newTCPFlow(svc4, 22, far4, 999)
@@ -155,7 +155,7 @@ func TestEnforceAfterAudit(t *testing.T) {
 	}
 }
 
-// The names of reasons are those of the manifest and of Kerb.
+// The names of reasons match those of the manifest and of Kerb.
 func TestDropReasons(t *testing.T) {
 	own := pkgstest.Package(t).DropReasons
 	for number, name := range dropReasons {

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
-// family makes n rules of one kind, and packets that the last ones of them allow.
+// family returns n rules of one kind, and packets that the last of them allow.
 type family struct {
 	name string
 	rule func(r *rand.Rand, v4 bool, i int) map[string]any
@@ -83,7 +83,7 @@ func (f family) config(n int, v4, state bool) map[string]any {
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}}
 }
 
-// inside is a packet that a rule matches.
+// inside returns a packet that a rule matches.
 func inside(rule *Rule) Packet {
 	p := Packet{Proto: protoTCP, TCPFlags: tcpACK, SrcPort: rule.SrcPort.Lo, DstPort: rule.DstPort.Hi, HopLimit: 64}
 	if rule.Proto == protoUDP {
@@ -104,7 +104,7 @@ func inside(rule *Rule) Packet {
 
 const benchRepeat = 100_000
 
-// measure reports the fastest of b.N rounds: other load on the machine can only add to a round.
+// measure reports the fastest of b.N rounds, since other load only slows rounds down.
 func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.Helper()
 	best := time.Duration(math.MaxInt64)
@@ -120,7 +120,8 @@ func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkRules is the cost of a hot flow without state: of the last rule, and of a packet that no rule matches.
+// BenchmarkRules measures packets of a hot flow without state: one that matches the last rule, and one that no rule
+// matches.
 func BenchmarkRules(b *testing.B) {
 	for _, v4 := range []bool{true, false} {
 		for _, f := range ruleFamilies {
@@ -141,7 +142,7 @@ func BenchmarkRules(b *testing.B) {
 	}
 }
 
-// BenchmarkRuleSets is the cost of packets of one flow without state, by how far behind the rule that decides is.
+// BenchmarkRuleSets measures packets of one flow without state, by the position of the matching rule.
 func BenchmarkRuleSets(b *testing.B) {
 	for _, v4 := range []bool{true, false} {
 		for _, kind := range classbench.Kinds {
@@ -158,7 +159,7 @@ func BenchmarkRuleSets(b *testing.B) {
 	}
 }
 
-// BenchmarkState is the cost of a packet of an established connection, and of a one-way flow.
+// BenchmarkState measures packets of an established connection, and of a one-way flow.
 func BenchmarkState(b *testing.B) {
 	for _, v4 := range []bool{true, false} {
 		f := ruleFamilies[1]
@@ -176,7 +177,7 @@ func BenchmarkState(b *testing.B) {
 	}
 }
 
-// BenchmarkCompile is the time from a config to maps' contents.
+// BenchmarkCompile measures the compilation of a config to the contents of maps.
 func BenchmarkCompile(b *testing.B) {
 	for _, f := range ruleFamilies {
 		b.Run(f.name, func(b *testing.B) { measureCompile(b, f.config(MaxRules, true, true)) })

@@ -9,7 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
-// benchConfig is a stateless firewall with a rule set.
+// benchConfig returns the config of a stateless firewall with a rule set.
 func benchConfig(t testing.TB, kind string, n int, v4 bool) map[string]any {
 	t.Helper()
 	set, err := classbench.Rules(kind, n, v4)

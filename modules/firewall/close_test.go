@@ -31,8 +31,8 @@ func (k *kernel) phases() map[connPhase]int {
 	return out
 }
 
-// The FINs of both sides, on two CPUs at the same moment, are both known: once they are acknowledged, the connection
-// has left the table of established ones.
+// Simultaneous FINs of both sides on two CPUs are both recorded: after their acknowledgements, the connection is not in
+// the table of established ones.
 func TestBothSidesCloseAtOnce(t *testing.T) {
 	needTwoCPUs(t)
 	k := loadFirewall(t, `{}`)
@@ -58,8 +58,8 @@ func TestBothSidesCloseAtOnce(t *testing.T) {
 	}
 }
 
-// What the data plane has not found out the sweep does: that both FINs are acknowledged, as of two last
-// acknowledgements at once, and the FINs that an earlier version has noted in a byte of its own.
+// The sweep detects what the data plane has missed: acknowledgements of both FINs, if the last two acknowledgements
+// were simultaneous, and FINs that an earlier version recorded in a separate byte.
 func TestAgeOfClosedConnections(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(f, 1) {
@@ -95,7 +95,7 @@ func TestAgeOfClosedConnections(t *testing.T) {
 	want("both acknowledged", 3, 1)
 }
 
-// acknowledgeUnseen has the other side's record say that it has acknowledged all, without a segment that finds out.
+// acknowledgeUnseen sets the other side's record to acknowledged, without a segment that would detect it.
 func (k *kernel) acknowledgeUnseen(f *tcpFlow) {
 	k.t.Helper()
 	var key key4
@@ -108,8 +108,8 @@ func (k *kernel) acknowledgeUnseen(f *tcpFlow) {
 	}
 }
 
-// A connection ends when both sides have acknowledged the other one's FIN. A FIN that the receiver does not
-// acknowledge, and that data follows, was not of the sender.
+// A connection ends when both sides have acknowledged the other one's FIN. A FIN that is not acknowledged, and that is
+// followed by data, was not sent by the peer.
 func TestFINsCountOnceAcknowledged(t *testing.T) {
 	for _, learnt := range []bool{false, true} {
 		k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
@@ -140,15 +140,15 @@ func TestFINsCountOnceAcknowledged(t *testing.T) {
 	}
 }
 
-// A FIN counts where it says the end to be, also after a fragment, whose length is unknown, and after data that a third
-// party has sent beyond it.
+// A FIN counts at its sequence number, also after a fragment of unknown length, and after data that a third party has
+// sent beyond it.
 func TestFINsBeforeTheSupposedEnd(t *testing.T) {
 	for _, learnt := range []bool{false, true} {
 		for from := range 2 {
 			for what, prepare := range map[string]func(k *kernel, f *tcpFlow){
 				"after a fragment": func(k *kernel, f *tcpFlow) {
 					first := f.segment(from, tcpACK, 700)
-					first.more, first.payload = true, 468 // the rest comes in another one
+					first.more, first.payload = true, 468 // the rest follows in another fragment
 					k.steps(step{"fragment", first, from == 1, true})
 				},
 				"after data of a third party": func(k *kernel, f *tcpFlow) {
@@ -176,8 +176,8 @@ func TestFINsBeforeTheSupposedEnd(t *testing.T) {
 	}
 }
 
-// A forged FIN in the middle of data in flight costs a retransmission, but not the connection; a FIN before what the
-// receiver has acknowledged says nothing.
+// A forged FIN within data in flight causes a retransmission, but does not end the connection; a FIN before
+// acknowledged data is ignored.
 func TestForgedFINInFlight(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(f, 1) {
@@ -196,8 +196,8 @@ func TestForgedFINInFlight(t *testing.T) {
 	}
 }
 
-// A client that has sent its FIN downloads on; when the server closes, too, the connection leaves the table of
-// established ones.
+// A client continues to download after its FIN; when the server closes, too, the connection is removed from the table
+// of established ones.
 func TestDownloadAfterFIN(t *testing.T) {
 	notEmulated(t)
 	b := newBridged(t)
@@ -220,7 +220,7 @@ func TestDownloadAfterFIN(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		if _, err := io.ReadAll(c); err != nil { // to the client's FIN
+		if _, err := io.ReadAll(c); err != nil { // for the client's FIN
 			return
 		}
 		for range size >> 16 {
@@ -258,8 +258,8 @@ func TestDownloadAfterFIN(t *testing.T) {
 	}
 }
 
-// Conversations between two hosts, with what a third party sends, among it FINs in the windows, go through the data
-// plane and the model: after each packet both know the same state of its connection.
+// Conversations between two hosts, with packets of a third party such as FINs within the windows, pass through data
+// plane and model: after each packet both have the same state of its connection.
 func TestStatesAgainstModel(t *testing.T) {
 	fw := compileConfig(t, `{"rules": [
 		{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 7777}]}`)
@@ -298,7 +298,7 @@ func TestStatesAgainstModel(t *testing.T) {
 	}
 }
 
-// phase is the state of a packet's connection, -1 without one, and whether a side has sent FIN.
+// phase returns the state of a packet's connection, or -1 without one, and whether a side has sent a FIN.
 func (k *kernel) phase(p *Packet) (phase connPhase, half bool) {
 	k.t.Helper()
 	var key any

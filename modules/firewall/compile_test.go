@@ -127,7 +127,7 @@ func (b *box) contains(word *[dims]uint32) bool {
 	return true
 }
 
-// shapes of rule sets, harmless ones and ones made to hurt.
+// shapes are kinds of rule sets, typical and adversarial.
 var shapes = map[string]func(r *rand.Rand, i, n int, b *box){
 	"exact": func(r *rand.Rand, i, n int, b *box) {
 		for _, d := range dims4 {
@@ -197,13 +197,13 @@ var shapes = map[string]func(r *rand.Rand, i, n int, b *box){
 	},
 }
 
-// between narrows a dimension to a random interval of at most a width.
+// between restricts a dimension to a random interval of at most a width.
 func between(r *rand.Rand, b *box, d int, width uint32) {
 	b.lo[d] = r.Uint32N(b.hi[d])
 	b.hi[d] = min(b.hi[d], b.lo[d]+r.Uint32N(max(1, width)))
 }
 
-// sizes leaves out the most rules in short mode: they take almost all of the time.
+// sizes omits the largest rule sets in short mode, which take almost all of the time.
 func sizes(all ...int) []int {
 	if testing.Short() {
 		return all[:len(all)-1]
@@ -211,7 +211,7 @@ func sizes(all ...int) []int {
 	return all
 }
 
-// The search finds the same rule as trying them in order, in no more nodes and blocks than promised.
+// The search finds the same rule as a linear search, within the promised numbers of nodes and blocks.
 func TestTreeFindsFirstMatch(t *testing.T) {
 	for name, shape := range shapes {
 		for _, n := range sizes(1, 40, 1000, MaxRules) {
@@ -226,7 +226,7 @@ func TestTreeFindsFirstMatch(t *testing.T) {
 	}
 }
 
-// Rules that compare the same bits are in a hash, also with a few others among them, and then take no tree.
+// Rules that compare the same bits are in a hash without a tree, also with a few other rules among them.
 func TestHash(t *testing.T) {
 	for name, inTrees := range map[string]bool{"exact": false, "exact, some of them twice": false,
 		"prefixes of one length among others": true} {
@@ -245,7 +245,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// A rule whose tag is that of an empty entry takes another seed: a packet would find the empty entry in its stead.
+// A rule with the tag of an empty entry requires another seed, since a packet would match the empty entry.
 func TestHashHasNoEmptyTag(t *testing.T) {
 	const inverse = 0xf1de83e19937733d // of the factor of hash.of, modulo 1<<64
 	r := rand.New(rand.NewPCG(1, 4))
@@ -271,7 +271,7 @@ func TestHashHasNoEmptyTag(t *testing.T) {
 	}
 }
 
-// Rule sets as operators have them, and hostile ones, are searched as promised in both families.
+// Typical and hostile rule sets are searched within the promised bounds in both families.
 func TestTreeOfRuleSets(t *testing.T) {
 	notEmulated(t)
 	for _, kind := range classbench.Kinds {
@@ -301,7 +301,7 @@ func dimsOf(v4 bool) []int {
 // maxPages bounds the memory of one family: 32 MiB.
 const maxPages = 8192
 
-// checkSearch compares the search, in two lists of rules that share some, with trying the rules in order.
+// checkSearch compares the search with a linear search, in two lists that share rules.
 func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) *tree {
 	t.Helper()
 	r := rand.New(rand.NewPCG(uint64(len(boxes)), 4))
@@ -346,7 +346,7 @@ func firstOf(boxes []box, list []int32, word *[dims]uint32) int {
 	return math.MaxInt
 }
 
-// probe is a point at the corner of a box or next to it, or anywhere.
+// probe returns a point at or next to the corner of a box, or a random one.
 func probe(r *rand.Rand, b *box, word *[dims]uint32, dimensions []int, anywhere bool) {
 	all := everything()
 	for _, d := range dimensions {
@@ -380,7 +380,7 @@ func TestIdleOnlyWhenNothingIsDecided(t *testing.T) {
 	}
 }
 
-// A search that ended before Go's limit would drop packets that the rules allow.
+// The data plane's search must not stop before the limit in Go, since it would drop allowed packets.
 func TestLimitsOfTheDataPlane(t *testing.T) {
 	text, err := os.ReadFile("classify.h")
 	if err != nil {

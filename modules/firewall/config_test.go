@@ -56,7 +56,7 @@ func TestErrorsOutsideRules(t *testing.T) {
 	}
 }
 
-// The schema's defaults and the control plane's are the same, and what one takes the other does.
+// The schema and the control plane have the same defaults, and accept the same configs.
 func TestSchemaAgrees(t *testing.T) {
 	m := pkgstest.Package(t)
 	full, err := m.WithDefaults(map[string]any{})

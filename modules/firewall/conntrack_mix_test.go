@@ -7,8 +7,7 @@ import (
 	"math/rand/v2"
 )
 
-// ipBytes is a packet with right checksums and an identification, which stands in the IPv4 header or the IPv6 flow
-// label.
+// ipBytes returns a packet with correct checksums and an identification in the IPv4 header or the IPv6 flow label.
 func ipBytes(p *Packet, id int) []byte {
 	f := frame{Packet: *p, payload: p.Len, fragID: uint32(id)}
 	if p.Proto == protoUDP {
@@ -55,7 +54,7 @@ func onesSum(start uint32, b []byte) uint16 {
 	return uint16(sum)
 }
 
-// mixer makes batches from several conversations at a time.
+// mixer generates batches from several concurrent conversations.
 type mixer struct {
 	*rand.Rand
 	running  []*conversation
@@ -80,20 +79,20 @@ func (m *mixer) batch(n int) []planned {
 	return out
 }
 
-// conversation is a script of the packets of two hosts that follow the RFCs, and of an attacker who sees none of them.
-// Sides: 0 is the service, 1 the other one.
+// conversation generates the packets of two hosts that follow the RFCs, and of a blind attacker. Side 0 is the service,
+// 1 the peer.
 type conversation struct {
 	*rand.Rand
 	script []planned
 	number int
 	addr   [2]string
 	port   [2]uint16
-	first  int // side that begins
+	first  int // initiating side
 
-	isn, next, told [2]uint32 // told: next of the other side that this side has acknowledged
-	edge            [2]uint32 // how far the other side allows this one to send
+	isn, next, told [2]uint32 // told: sequence number of the other side that this side has acknowledged
+	edge            [2]uint32 // right edge of the window of the other side
 	win             [2]uint16
-	scale           [2]uint8 // as in Packet: 1 more than the option
+	scale           [2]uint8 // as in Packet: the option plus 1
 	fin             [2]bool
 }
 
@@ -127,7 +126,7 @@ func (c *conversation) attack(kind string, p Packet) {
 		conversation: c.number})
 }
 
-// segment is what side s would send now.
+// segment returns the next segment of side s.
 func (c *conversation) segment(s int, flags uint8, length int) Packet {
 	p := tcp(c.addr[s], c.port[s], c.addr[1-s], c.port[1-s], flags)
 	p.Ingress, p.Seq, p.Win, p.Len = s == 1, c.next[s], c.win[s], length
@@ -140,7 +139,7 @@ func (c *conversation) segment(s int, flags uint8, length int) Packet {
 	return p
 }
 
-// window is what side s offers, scaled.
+// window returns the scaled window of side s.
 func (c *conversation) window(s int) uint32 {
 	if c.scale[0] == 0 || c.scale[1] == 0 {
 		return uint32(c.win[s])
@@ -148,7 +147,7 @@ func (c *conversation) window(s int) uint32 {
 	return uint32(c.win[s]) << min(14, c.scale[s]-1)
 }
 
-// send has side s send: the other side knows of it when it acknowledges.
+// send sends a segment of side s; the other side learns of it when it acknowledges.
 func (c *conversation) send(kind string, s int, flags uint8, length int) Packet {
 	if flags&tcpACK != 0 && c.IntN(4) > 0 { // else a delayed acknowledgement
 		c.told[s] = c.next[1-s]
@@ -168,13 +167,13 @@ func (c *conversation) send(kind string, s int, flags uint8, length int) Packet 
 	return p
 }
 
-// begin forgets what was before and chooses numbers.
+// begin resets the state and chooses sequence numbers.
 func (c *conversation) begin() {
 	again := len(c.script) > 0
 	for s := range 2 {
 		c.isn[s] = c.next[s] + 100000 + c.Uint32N(1<<20)
 		if !again && c.number%3 == 0 {
-			c.isn[s] = -c.Uint32N(3000) // soon wraps
+			c.isn[s] = -c.Uint32N(3000) // wraps soon
 		} else if !again {
 			c.isn[s] = c.Uint32()
 		}
@@ -201,7 +200,7 @@ func (c *conversation) stream() {
 	}
 }
 
-// handshake reports whether the connection is open after it.
+// handshake runs a handshake, and reports whether the connection is open.
 func (c *conversation) handshake() bool {
 	a, b := c.first, 1-c.first
 	if c.IntN(20) == 0 {
@@ -223,7 +222,7 @@ func (c *conversation) handshake() bool {
 		return false
 	}
 	if fast > 0 && c.IntN(2) == 0 {
-		c.next[a] = c.isn[a] + 1 // the data is not taken, and sent again
+		c.next[a] = c.isn[a] + 1 // the data is not accepted, and retransmitted
 	}
 	c.told[b] = c.next[a]
 	answer := c.segment(b, tcpSYN|tcpACK, 0)
@@ -239,7 +238,7 @@ func (c *conversation) handshake() bool {
 	return true
 }
 
-// together is a simultaneous open.
+// together runs a simultaneous open.
 func (c *conversation) together() bool {
 	for _, s := range []int{c.first, 1 - c.first} {
 		p := c.segment(s, tcpSYN, 0)
@@ -256,7 +255,7 @@ func (c *conversation) together() bool {
 	return true
 }
 
-// talk is one event of an open connection.
+// talk runs one event of an open connection.
 func (c *conversation) talk() {
 	s := c.IntN(2)
 	if c.IntN(3) == 0 {
@@ -305,7 +304,7 @@ func (c *conversation) keepalive(s int) {
 	c.add("ACK", c.segment(1-s, tcpACK, 0))
 }
 
-// probe fills a small window, has it closed, probes it, and has it opened again.
+// probe fills a small window, closes it, sends window probes, and opens it again.
 func (c *conversation) probe(s int) {
 	if room := c.edge[s] - c.next[s]; room == 0 || room > 1300 {
 		return
@@ -337,7 +336,7 @@ func (c *conversation) reorder(s, room int) {
 	c.next[s] = two.end()
 }
 
-// icmp is an error about the last segment of side s, from a router on the way.
+// icmp returns an error about the last segment of side s, from a router on the path.
 func (c *conversation) icmp(s int) {
 	p := c.segment(s, tcpACK, 20)
 	p.Seq -= 20
@@ -353,7 +352,7 @@ func (c *conversation) errorAbout(p Packet) Packet {
 	return e
 }
 
-// restart has the side that began lose its memory and begin again from the same port.
+// restart reboots the initiating side, which then connects again from the same port.
 func (c *conversation) restart() {
 	a, b := c.first, 1-c.first
 	old := *c
@@ -361,7 +360,7 @@ func (c *conversation) restart() {
 	c.next[a] = c.isn[a]
 	syn := c.segment(a, tcpSYN, 0)
 	c.add("SYN after a crash", syn)
-	if c.IntN(2) == 0 { // the other side has lost its memory, too
+	if c.IntN(2) == 0 { // the other side has rebooted, too
 		c.isn[b] = c.Uint32()
 		c.next[b], c.next[a] = c.isn[b], syn.end()
 		c.told[b] = c.next[a]
@@ -390,7 +389,7 @@ func (c *conversation) restart() {
 	c.add("ACK after a crash", c.segment(a, tcpACK, 0))
 }
 
-// end closes by FIN or RST, or leaves the connection open.
+// end closes the connection by FIN or RST, or leaves it open.
 func (c *conversation) end() {
 	s := c.IntN(2)
 	switch c.IntN(5) {
@@ -420,10 +419,10 @@ func (c *conversation) end() {
 	}
 }
 
-// far moves a sequence number out of every window.
+// far moves a sequence number outside all windows.
 func (c *conversation) away(x uint32) uint32 { return x + 1<<28 + c.Uint32N(1<<32-1<<29) }
 
-// blind is a segment of the attacker, who pretends to be the other side and knows addresses and ports only.
+// blind returns a segment of the attacker, who spoofs the other side and knows addresses and ports only.
 func (c *conversation) blind(flags uint8, length int) Packet {
 	p := c.segment(1, flags, length)
 	p.Seq = c.away(c.next[1])
@@ -450,7 +449,7 @@ func (c *conversation) handshakeAttack() {
 }
 
 func (c *conversation) streamAttack() {
-	right := func(flags uint8) Packet { // numbers as if it had seen all: only the flags are wrong
+	right := func(flags uint8) Packet { // valid sequence numbers, but wrong flags
 		p := c.segment(1, flags, 0)
 		p.Ack = c.next[0]
 		return p
@@ -487,7 +486,7 @@ func (c *conversation) streamAttack() {
 	}
 }
 
-// strangers are packets of no connection.
+// strangers returns packets without a connection.
 func (c *conversation) strangers() {
 	c.begin()
 	c.first = 1

@@ -65,7 +65,7 @@ func TestAgainstConntrack(t *testing.T) {
 	report(t, sums)
 }
 
-// tally counts packets of a kind by who passed them.
+// tally counts packets of a kind by the routers that passed them.
 type tally struct{ both, kerb, conntrack, neither int }
 
 func (c *tally) add(kerb, conntrack bool) {
@@ -81,8 +81,7 @@ func (c *tally) add(kerb, conntrack bool) {
 	}
 }
 
-// report fails if the firewall refuses honest packets that conntrack refuses, too: then they are not honest, or both
-// wrong.
+// report fails if firewall and conntrack both drop honest packets: then these are not honest, or both are wrong.
 func report(t *testing.T, sums map[string]*tally) {
 	for kind, c := range sums {
 		t.Logf("%-28s both pass %6d, firewall only %5d, conntrack only %5d, both refuse %6d", kind, c.both, c.kerb,
@@ -93,7 +92,7 @@ func report(t *testing.T, sums map[string]*tally) {
 	}
 }
 
-// oneCPU keeps the test on one CPU: there a packet has gone through a veth before the next one is sent.
+// oneCPU pins the test to one CPU, on which a packet has passed a veth before the next one is sent.
 func oneCPU(t *testing.T) {
 	runtime.LockOSThread()
 	var before, one unix.CPUSet
@@ -115,8 +114,8 @@ func oneCPU(t *testing.T) {
 	})
 }
 
-// router forwards between a service and what is far. Both are packet sockets; their hosts' stacks have no addresses and
-// stay silent.
+// router forwards between a service and a remote host. Both ends are packet sockets; the stacks of their hosts have no
+// addresses and send nothing.
 type router struct {
 	lab      *netlab.Lab
 	web, far *wireEnd
@@ -125,10 +124,10 @@ type router struct {
 type wireEnd struct {
 	host  *netlab.Host
 	fd    int
-	ether [14]byte // of frames to the router
+	ether [14]byte // destination of frames to the router
 }
 
-// diffAddrs are the addresses of the two sides, which both routers have.
+// diffAddrs are the addresses of the two sides, the same on both routers.
 var diffAddrs = map[string][2]string{"web": {"10.99.1.1/32", "fd99::101/128"}, "far": {"10.99.1.2/32", "fd99::102/128"}}
 
 func diffAddr(name string, v4 bool) string {
@@ -142,7 +141,7 @@ func diffAddr(name string, v4 bool) string {
 const (
 	diffBatch   = 256
 	diffPort    = 7777
-	diffPrivate = 60000 // identifications above are the test's own
+	diffPrivate = 60000 // higher identifications are reserved for the test
 )
 
 func newRouter(t *testing.T, prefix string) *router {
@@ -189,7 +188,7 @@ func newWireEnd(lab *netlab.Lab, host *netlab.Host) (*wireEnd, error) {
 	return e, host.Do(func() error { return e.open() })
 }
 
-// open takes the host's addresses away, so that only the socket answers.
+// open removes the host's addresses, so that only the socket answers.
 func (e *wireEnd) open() error {
 	l, err := netlink.LinkByName(e.host.Interface())
 	if err != nil {
@@ -261,8 +260,8 @@ func (r *router) guardByConntrack(t *testing.T) {
 	}
 }
 
-// through sends the packets of a batch and reports which of them came out. A packet of the test's own behind them,
-// which both pass, says that no more will come.
+// through sends a batch of packets and returns which of them arrived. A final marker packet, which both routers pass,
+// ends the batch.
 func (r *router) through(t *testing.T, batch []planned) []bool {
 	t.Helper()
 	out := make([]bool, len(batch))
@@ -305,7 +304,7 @@ func (e *wireEnd) send(t *testing.T, packet []byte) {
 	}
 }
 
-// receive returns the next packet that came in, from its IP header on, or nil for one without.
+// receive returns the next received packet from its IP header on, or nil for a frame without one.
 func (e *wireEnd) receive(t *testing.T) []byte {
 	t.Helper()
 	buf := make([]byte, 2048)
@@ -319,7 +318,7 @@ func (e *wireEnd) receive(t *testing.T) []byte {
 	return buf[14:n]
 }
 
-// idOf returns the identification that ipBytes gave a packet, and more than all have for what is no IP packet.
+// idOf returns the identification that ipBytes set, or a value above all of them if it is not an IP packet.
 func idOf(packet []byte) int {
 	switch {
 	case len(packet) >= 20 && packet[0]>>4 == 4:
@@ -330,8 +329,8 @@ func idOf(packet []byte) int {
 	return diffPrivate + 1
 }
 
-// sameAddrs distinguishes a packet of the test from one of the kernel that has the same identification: its multicast
-// listener reports have flow label 0.
+// sameAddrs distinguishes a packet of the test from a packet of the kernel with the same identification, such as
+// multicast listener reports with flow label 0.
 func sameAddrs(a, b []byte) bool {
 	if a[0]>>4 != b[0]>>4 {
 		return false

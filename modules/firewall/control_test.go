@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The Go structures that go into maps have the layout that the data plane was compiled with.
+// The Go structures in maps have the layout of the compiled data plane.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(chain.TC))
@@ -107,7 +107,7 @@ func TestSlotsOutliveChanges(t *testing.T) {
 	}
 }
 
-// Of the table of owners only as much is mapped as rules have used, and what they may need.
+// Only the part of the owners' table that rules have used or may need is mapped.
 func TestOwnersAreMappedAsFarAsUsed(t *testing.T) {
 	sdktest.NeedRoot(t)
 	const size, all = 512, 2048
@@ -140,10 +140,10 @@ func TestOwnersAreMappedAsFarAsUsed(t *testing.T) {
 	check(99, size)
 }
 
-// Rules that are in force again, without having been filled, keep their hit counters while other rules are filled.
+// Rules that are activated again without being filled keep their hit counters while other rules are filled.
 func TestSlotsOfRulesInForceAgain(t *testing.T) {
 	rules := func(net int) *Firewall {
-		text := make([]string, 8000) // three times as many do not have a counter each
+		text := make([]string, 8000) // three times as many would not all get a counter
 		for i := range text {
 			text[i] = fmt.Sprintf(`{"action": "allow", "dst": "10.%d.%d.%d"}`, net, i/256, i%256)
 		}
@@ -164,7 +164,7 @@ func TestSlotsOfRulesInForceAgain(t *testing.T) {
 	}
 }
 
-// What a change of a few rules costs does not depend on how many hit counters there are.
+// The cost of changing a few rules does not depend on the number of hit counters.
 func TestChangeCopiesNoTable(t *testing.T) {
 	f := compileConfig(t, `{"rules": [{"action": "allow", "dst": "10.0.0.1"}]}`)
 	k := loadCompiled(t, f, nil)
@@ -198,7 +198,7 @@ func TestEqualRulesAreToldApart(t *testing.T) {
 	}
 }
 
-// Hit counters are those of the rules, also after the next configuration has been filled into the same state maps.
+// Hit counters belong to the rules, also after the next configuration has been filled into the same state maps.
 func TestHitsSurviveAChange(t *testing.T) {
 	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [
 		{"name": "web", "action": "allow", "protocol": "tcp", "dstPort": 80},
@@ -303,7 +303,7 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// The maps keep within the package's budget, whatever is configured.
+// The maps stay within the package's budget for any config.
 func TestMemoryBudget(t *testing.T) {
 	p := pkgstest.Package(t)
 	f := compileConfig(t, ruleFamilies[2].config(MaxRules, true, true))
@@ -312,7 +312,7 @@ func TestMemoryBudget(t *testing.T) {
 	}
 }
 
-// Rule sets of about the same size need the same program; one of another size, or other options, another.
+// Rule sets of similar size use the same program; another size, or other options, require another program.
 func TestRulesAreValues(t *testing.T) {
 	config := func(rules int, more string) sdk.Settings {
 		text := make([]string, rules)
@@ -337,7 +337,7 @@ func TestRulesAreValues(t *testing.T) {
 	}
 }
 
-// Rule sets that are too large for two halves have maps of their own, and the largest of the others fit the memory.
+// Rule sets that are too large for two halves get separate maps, and the largest of the others fit into the memory.
 func TestLargeRuleSets(t *testing.T) {
 	f := compileConfig(t, `{"rules": [{"name": "one", "action": "allow", "dst": "10.0.0.1"}]}`)
 	f.tree.chunks = append(f.tree.chunks, make([][]uint64, mostChunks-len(f.tree.chunks))...)

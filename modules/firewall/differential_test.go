@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The data plane and the model in Go must decide alike, packet by packet, with and without state, and move the same
-// counters. FIREWALL_SECONDS sets how long (10 by default).
+// The data plane and the Go model must make the same decision for each packet, with and without state, and increment
+// the same counters. FIREWALL_SECONDS sets the duration (10 by default).
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
 	sdktest.NeedRoot(t)
@@ -42,8 +42,8 @@ func TestAgainstModel(t *testing.T) {
 	t.Logf("%d rule sets, %d packets", sets, packets)
 }
 
-// compare runs one random rule set. Now and then its connections become those of an earlier rule set, so that they are
-// checked again.
+// compare runs one random rule set. Sometimes it marks its connections as those of an earlier rule set, so that they
+// are checked again.
 func compare(t *testing.T, r *rand.Rand) int {
 	g := generator{r, 1 + r.IntN(3)}
 	fw := compileConfig(t, g.config())
@@ -64,7 +64,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 			sets.change(t, model)
 		}
 		p = g.packet(model, p)
-		p.Ifindex = 1 // loopback: where test runs pretend to come from
+		p.Ifindex = 1 // loopback, the interface of test runs
 		p.Len = r.IntN(40)
 		if p.tcp(tcpRST) && r.IntN(2) == 0 {
 			p.Len = 0 // as an answer
@@ -77,7 +77,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 			f.ext = [][]int{{0}, {60}, {43, 60}, {0, 43, 60}}[r.IntN(4)]
 			room := maxHeaders - 54 - 4*f.vlans - 8*(len(f.ext)-1)
 			if p.Scale != 0 {
-				room -= 28 // behind TCP's header there are options to be read
+				room -= 28 // TCP options follow the header
 			}
 			f.extLen = 8 * r.IntN(1+room/8)
 		}
@@ -108,7 +108,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 	return n
 }
 
-// checkReports compares what was reported of a packet with the model.
+// checkReports compares the reports about a packet with the model.
 func (k *kernel) checkReports(p *Packet, want Decision, m *Model) {
 	k.t.Helper()
 	all := k.reported()
@@ -133,7 +133,7 @@ func (k *kernel) checkReports(p *Packet, want Decision, m *Model) {
 // maxHeaders is how far into the frame the transport header may start (KERB_MAX_HDRS).
 const maxHeaders = 511
 
-// generator makes rules and packets from few values, so that they meet.
+// generator generates rules and packets from few values, so that they match.
 type generator struct {
 	*rand.Rand
 	spread int
@@ -211,7 +211,7 @@ func (g *generator) icmpType() uint8 {
 	return pick[uint8](g, 0, 3, 8, 11, 1, 2, 128, 129, 133, 135, 143, uint8(g.IntN(256)))
 }
 
-// address is one of few; the bits that differ lie in different words.
+// address returns one of few addresses, which differ in bits of different words.
 func (g *generator) address(v4 bool) netip.Addr {
 	x := g.IntN(1 << (2 * g.spread))
 	if v4 {
@@ -232,7 +232,7 @@ func (g *generator) prefix(v4 bool) string {
 	return p.String()
 }
 
-// packet is a random one, or one that goes with a connection of the model or with the packet before.
+// packet returns a random packet, or one that belongs to a connection of the model or to the previous packet.
 func (g *generator) packet(m *Model, last Packet) Packet {
 	if last.Src.IsValid() && g.IntN(8) == 0 {
 		return g.answer(last)
@@ -264,7 +264,7 @@ func (g *generator) flags() uint8 {
 		tcpRST, tcpRST|tcpACK, uint8(g.IntN(64)))
 }
 
-// window gives a segment numbers from a small space near its wrap.
+// window sets sequence numbers from a small range close to wrap-around.
 func (g *generator) window(p *Packet) {
 	p.Seq, p.Ack, p.Win = -uint32(g.IntN(1<<12)), -uint32(g.IntN(1<<12)), pick[uint16](g, 0, 1, 300, 65535)
 	if p.TCPFlags&tcpSYN != 0 && g.IntN(2) == 0 {
@@ -272,7 +272,7 @@ func (g *generator) window(p *Packet) {
 	}
 }
 
-// segment gives a segment of a connection numbers at the edges of what fits, or flags that continue it.
+// segment sets sequence numbers at the edges of the windows of a connection, or flags that continue it.
 func (g *generator) segment(p *Packet, c *connState) {
 	s, r := c.peers(p)
 	if g.IntN(2) == 0 {
@@ -286,13 +286,13 @@ func (g *generator) segment(p *Packet, c *connState) {
 	}
 }
 
-// continued is a packet of a connection, or an ICMP error about it.
+// continued returns a packet of a connection, or an ICMP error about it.
 func (g *generator) continued(m *Model) Packet {
 	keys := make([]connKey, 0, len(m.conns))
 	for k := range m.conns {
 		keys = append(keys, k)
 	}
-	best := keys[0] // maps have no order: the smallest text makes a seed repeatable
+	best := keys[0] // maps are unordered: the smallest text makes a seed reproducible
 	want := g.Uint64()
 	for _, k := range keys {
 		if distance(k, want) < distance(best, want) {
@@ -332,7 +332,7 @@ func (g *generator) continued(m *Model) Packet {
 	return p
 }
 
-// answer is what a packet is answered if it is rejected.
+// answer returns the answer to a rejected packet.
 func (g *generator) answer(p Packet) Packet {
 	if p.Proto != protoTCP || p.Quoted != nil {
 		return g.errorAbout(p)
@@ -353,7 +353,7 @@ func (g *generator) errorAbout(p Packet) Packet {
 		e.ICMPCode = map[bool]uint8{true: 13, false: 1}[p.Src.Is4()] // prohibited
 	}
 	if g.IntN(3) == 0 {
-		e.Dst = g.address(p.Src.Is4()) // a lie
+		e.Dst = g.address(p.Src.Is4()) // forged
 	}
 	return e
 }
@@ -366,7 +366,7 @@ func distance(k connKey, want uint64) uint64 {
 	return h
 }
 
-// The largest rule sets, of the kinds that people write and worse, in both families at once.
+// The largest rule sets, typical and adversarial, in both families at once.
 func TestTenThousandRules(t *testing.T) {
 	notEmulated(t)
 	sdktest.NeedRoot(t) // before the rules are written
@@ -382,7 +382,7 @@ func TestTenThousandRules(t *testing.T) {
 	}
 }
 
-// checkLarge compares the data plane with the rules in order, with those of both configs.
+// checkLarge compares the data plane with a linear search in the rules of both configs.
 func checkLarge(t *testing.T, config, more map[string]any) {
 	config["rules"] = append(config["rules"].([]any), more["rules"].([]any)...)
 	for i, rule := range config["rules"].([]any) {

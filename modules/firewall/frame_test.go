@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// frame says how a packet is wrapped. Checksums are left zero: nothing in the chain reads them.
+// frame describes the encapsulation of a packet. Checksums are zero, since nothing in the chain reads them.
 type frame struct {
 	Packet
 	vlans   int
@@ -43,7 +43,7 @@ func (f frame) transport() []byte {
 		binary.BigEndian.PutUint16(out[2:], f.DstPort)
 		binary.BigEndian.PutUint32(out[4:], f.Seq)
 		binary.BigEndian.PutUint32(out[8:], f.Ack)
-		if f.Scale != 0 { // behind another option
+		if f.Scale != 0 { // after another option
 			out = append(out, 2, 4, 5, 0xb4, 1, 3, 3, f.Scale-1)
 		}
 		out[12], out[13] = byte(len(out)/4)<<4, f.TCPFlags
@@ -134,9 +134,9 @@ func icmp(src, dst string, t uint8, id uint16) Packet {
 	return p
 }
 
-// tcpFlow makes the segments of one connection, with the sequence numbers that its two sides have come to.
+// tcpFlow generates the segments of one connection, with the current sequence numbers of both sides.
 type tcpFlow struct {
-	addr [2]string // of the service, and of the other side
+	addr [2]string // of the service, and of the peer
 	port [2]uint16
 	next [2]uint32
 }
@@ -145,10 +145,10 @@ func newTCPFlow(service string, servicePort uint16, far string, farPort uint16) 
 	return &tcpFlow{[2]string{service, far}, [2]uint16{servicePort, farPort}, [2]uint32{1000, 0xfffffff0}}
 }
 
-// out is a segment from the service.
+// out returns a segment from the service.
 func (f *tcpFlow) out(flags uint8, length int) frame { return f.segment(0, flags, length) }
 
-// in is a segment to the service.
+// in returns a segment to the service.
 func (f *tcpFlow) in(flags uint8, length int) frame { return f.segment(1, flags, length) }
 
 func (f *tcpFlow) segment(from int, flags uint8, length int) frame {
@@ -161,13 +161,13 @@ func (f *tcpFlow) segment(from int, flags uint8, length int) frame {
 	return frame{Packet: p, payload: length}
 }
 
-// again is the last segment, of one sequence number, retransmitted.
+// again returns a retransmission of the last segment, of one sequence number.
 func (f *tcpFlow) again(from int, flags uint8) frame {
 	f.next[from]--
 	return f.segment(from, flags, 0)
 }
 
-// establish passes the handshake of a connection that the service or the other side begins.
+// establish passes the handshake of a connection that the service or the peer initiates.
 func (k *kernel) establish(f *tcpFlow, from int) bool {
 	k.t.Helper()
 	for _, segment := range []frame{f.segment(from, tcpSYN, 0), f.segment(1-from, tcpSYN|tcpACK, 0),

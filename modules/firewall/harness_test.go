@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// notEmulated leaves out tests that load the firewall often: each load takes seconds in the emulated machines of the
-// kernel matrix, and the others have loaded it there already.
+// notEmulated skips tests that load the firewall often: each load takes seconds on the emulated machines of the kernel
+// matrix, where other tests have loaded it already.
 func notEmulated(t testing.TB) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
@@ -28,7 +28,7 @@ func notEmulated(t testing.TB) {
 	}
 }
 
-// module is the package as the agent would deploy it.
+// module returns the package as the agent would deploy it.
 func module(t testing.TB, f *Firewall) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
@@ -73,7 +73,7 @@ func loadFirewall(t testing.TB, config any) *kernel {
 	return loadWith(t, config, nil)
 }
 
-// loadWith sets constants that are not the control plane's.
+// loadWith overrides constants of the control plane.
 func loadWith(t testing.TB, config any, constants map[string]any) *kernel {
 	t.Helper()
 	sdktest.NeedRoot(t) // before the rules are compiled
@@ -93,7 +93,7 @@ func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name], nil}
 }
 
-// open returns the control plane's state for the maps, as of a map set that has just been started.
+// open returns the control plane's state for the maps, as for a map set that was just started.
 func (k *kernel) open(live sdk.Live) *running {
 	k.t.Helper()
 	return sdktest.Open[*running](k.t, k.Firewall, live)
@@ -115,7 +115,7 @@ func (k *kernel) pass(frame []byte, ingress bool) bool {
 	return action == tcNext
 }
 
-// run returns the action, and the frame that is left.
+// run returns the action, and the resulting frame.
 func (k *kernel) run(frame []byte, ingress bool) (action int32, out []byte) {
 	k.t.Helper()
 	p := k.egress
@@ -130,7 +130,7 @@ func (k *kernel) run(frame []byte, ingress bool) (action int32, out []byte) {
 	return int32(ret), opts.DataOut
 }
 
-// refillAnswers lets a packet be answered as if none had been.
+// refillAnswers refills the rate limit of answers.
 func (k *kernel) refillAnswers() {
 	k.t.Helper()
 	if err := k.maps["kerb_answers"].Put(uint32(0), make([]uint64, ebpf.MustPossibleCPU())); err != nil {
@@ -156,7 +156,7 @@ func (k *kernel) drops(reason int) uint64 {
 	return d[reason]
 }
 
-// other is what was decided without a rule so far.
+// other returns the counters of decisions without a rule.
 func (k *kernel) other() map[string]Hits {
 	k.t.Helper()
 	hits, err := otherHits(k.maps)
@@ -171,7 +171,7 @@ func (k *kernel) other() map[string]Hits {
 	return hits
 }
 
-// outdate makes all connections look as if another rule set had allowed them.
+// outdate marks all connections as allowed by another rule set.
 func (k *kernel) outdate(m *Model) {
 	k.t.Helper()
 	m.outdate()

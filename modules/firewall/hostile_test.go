@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// bridged are two hosts on a bridge: a tenant, whose packets are filtered, and a neighbour.
+// bridged has two hosts on a bridge: a tenant, whose packets are filtered, and a neighbour.
 type bridged struct {
 	t                 *testing.T
 	lab               *netlab.Lab
@@ -48,7 +48,7 @@ func newBridged(t *testing.T) *bridged {
 	return b
 }
 
-// filter puts the firewall on the tenant's interface, as on a service's. The returned function takes it off.
+// filter attaches the firewall to the tenant's interface, as for a service. The returned function detaches it.
 func (b *bridged) filter(k *kernel) {
 	b.t.Helper()
 	b.attach(netlink.HANDLE_MIN_INGRESS, k.egress.FD())
@@ -77,7 +77,7 @@ func (b *bridged) attach(parent uint32, fd int) {
 	b.t.Cleanup(func() { b.lab.Node().Do(func() error { return netlink.FilterDel(filter) }) })
 }
 
-// live is what the control plane would know of the tenant.
+// live returns the control plane's view of the tenant.
 func (b *bridged) live(k *kernel) sdk.Live {
 	return sdk.Live{Module: "fw", Maps: k.maps, Attachments: func() []sdk.Attachment {
 		return []sdk.Attachment{{Service: "tenant", Interface: b.tenant.Outer(), Ifindex: uint32(b.tenant.OuterIndex()),
@@ -105,7 +105,7 @@ func (b *bridged) nft(rules string) {
 	})
 }
 
-// wire sends frames from one host and sees which of them arrive at the other.
+// wire sends frames from one host and checks which of them arrive at the other.
 type wire struct {
 	t        *testing.T
 	from, to *netlab.Host
@@ -160,7 +160,7 @@ func packetSocket(t *testing.T, h *netlab.Host) (fd int) {
 // arrives sends a frame, and reports whether it arrives.
 func (w *wire) arrives(frame []byte) bool {
 	w.t.Helper()
-	untagged := slices.Concat(frame[:12], frame[min(16, len(frame)):]) // the kernel takes the outermost tag off
+	untagged := slices.Concat(frame[:12], frame[min(16, len(frame)):]) // the kernel removes the outermost tag
 	arrived := w.after(func() error {
 		_, err := unix.Write(w.out, frame)
 		return err
@@ -170,8 +170,8 @@ func (w *wire) arrives(frame []byte) bool {
 	})
 }
 
-// after sends something and then a marker, and returns what arrives before the marker does. Both take the same way on
-// one CPU, so that they keep their order.
+// after sends frames and then a marker, and returns the frames that arrive before the marker. All use the same path on
+// one CPU, so that they stay in order.
 func (w *wire) after(send func() error) (arrived [][]byte) {
 	w.t.Helper()
 	runtime.LockOSThread()
@@ -218,7 +218,7 @@ func firstCPU(set *unix.CPUSet) int {
 	return 0
 }
 
-// arrive are the names of the frames that arrive.
+// arrive returns the names of the frames that arrive.
 func (w *wire) arrive(frames []hostile) map[string]bool {
 	w.t.Helper()
 	out := map[string]bool{}
@@ -237,14 +237,14 @@ func macs(f []byte, dst, src net.HardwareAddr) []byte {
 	return f
 }
 
-// hostile is a kind of frame. Honest ones have to pass under any firewall.
+// hostile is a kind of frame. Honest ones must pass every firewall.
 type hostile struct {
 	name   string
 	frame  []byte
 	honest bool
 }
 
-// hostiles makes frames of every kind, from one host to another. gateway is a third party on the link.
+// hostiles returns frames of every kind, from one host to another. gateway is a third party on the link.
 type hostiles struct {
 	src, dst, gateway    net.HardwareAddr
 	src4, dst4, gateway4 netip.Addr
@@ -273,13 +273,13 @@ func (h *hostiles) addHonest(name string, frame []byte) {
 	h.all = append(h.all, hostile{name, frame, true})
 }
 
-// ether is a frame of any type.
+// ether returns a frame of any EtherType.
 func (h *hostiles) ether(etherType uint16, body []byte) []byte {
 	out := binary.BigEndian.AppendUint16(macs(make([]byte, 12), h.dst, h.src), etherType)
 	return append(out, body...)
 }
 
-// udp4 is an IPv4 packet to a port that no rule allows, unless it is 7777.
+// udp4 returns an IPv4 packet to a port that no rule allows, except 7777.
 func (h *hostiles) udp4(port uint16) frame {
 	return frame{Packet: udp(h.src4.String(), 4000, h.dst4.String(), port), payload: 30}
 }
@@ -363,7 +363,7 @@ func (h *hostiles) arp() {
 	h.add("ARP for the gateway in a tag", h.ether(0x8100, append([]byte{0, 5, 8, 6}, packet(2, h.src, h.gateway4)...)))
 }
 
-// icmp6 is a message of neighbour or multicast listener discovery.
+// icmp6 returns a message of neighbour or multicast listener discovery.
 func (h *hostiles) icmp6(src, dst netip.Addr, hops uint8, ext []int, body ...byte) []byte {
 	inner := frame{Packet: Packet{Src: src, Dst: dst, Proto: protoICMPv6, HopLimit: hops, ICMPType: body[0]}, ext: ext,
 		payload: len(body) - 8}
@@ -435,7 +435,7 @@ func (h *hostiles) discovery() {
 	h.add("echo request 6", h.icmp6(h.src6, h.dst6, 64, nil, message(128, 0, none)...))
 }
 
-// groups are protocols of multicast groups, and DHCP.
+// groups returns messages of multicast group protocols, and DHCP.
 func (h *hostiles) groups() {
 	local, all := linkLocal([6]byte(h.src)), netip.MustParseAddr("ff02::16")
 	record := append([]byte{4, 0, 0, 0}, netip.MustParseAddr("ff05::1").AsSlice()...)
@@ -490,7 +490,7 @@ func (h *hostiles) headers() {
 	h.add("IPv4 too long", long)
 }
 
-// service are packets to the port that a rule allows.
+// service returns packets to the port that a rule allows.
 func (h *hostiles) service() {
 	h.addHonest("UDP 7777", h.ip(h.udp4(7777)))
 	h.addHonest("UDP 7777 IPv6", h.ip(h.udp6(7777)))
@@ -512,8 +512,8 @@ func (h *hostiles) service() {
 	}
 }
 
-// reference are the best rules that we know for a bridge of nftables: what libvirt's clean-traffic and the port
-// security of OpenStack do, and the control protocols that hosts need.
+// reference returns the best known rules for an nftables bridge: those of libvirt's clean-traffic and OpenStack's port
+// security, and the control protocols that hosts need.
 const reference = `table bridge kerbtest {
 	chain forward {
 		type filter hook forward priority 0; policy accept;
@@ -547,8 +547,8 @@ const reference = `table bridge kerbtest {
 const allButOnePort = `{"defaultPolicy": {"ingress": "deny", "egress": "deny"},
 	"rules": [{"action": "allow", "protocol": "udp", "dstPort": 7777}]}`
 
-// Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, alongside a bridge of
-// nftables with the best known rules: whatever passes Kerb passes those rules as well, and what a host needs passes
+// Frames of every kind from and to a tenant, with a firewall that allows one UDP port, compared with an nftables bridge
+// with the best known rules: every frame that passes Kerb also passes those rules, and frames that hosts need pass
 // both.
 func TestHostileFramesOnABridge(t *testing.T) {
 	notEmulated(t)
@@ -589,7 +589,7 @@ func TestHostileFramesOnABridge(t *testing.T) {
 	}
 }
 
-// within is the same bridge for a subtest.
+// within returns the same bridge for a subtest.
 func (b *bridged) within(t *testing.T) *bridged {
 	c := *b
 	c.t = t

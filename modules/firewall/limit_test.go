@@ -15,13 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// limited is a config that limits a rule.
+// limited returns a config with a rate-limited rule.
 func limited(action, limit string) string {
 	return fmt.Sprintf(`{"rules": [{"name": "web", "action": %q, "direction": "ingress", "protocol": "tcp", "dstPort": 80,
 		"limit": %s}]}`, action, limit)
 }
 
-// syn is the first segment of a connection to the service.
+// syn returns the first segment of a connection to the service.
 func syn(port uint16, v4 bool) []byte {
 	if v4 {
 		return newTCPFlow(svc4, 80, far4, port).in(tcpSYN, 0).bytes()
@@ -29,7 +29,7 @@ func syn(port uint16, v4 bool) []byte {
 	return newTCPFlow(svc6, 80, far6, port).in(tcpSYN, 0).bytes()
 }
 
-// Connections over the limit are dropped, those that have begun are not, and the rule counts both.
+// New connections over the limit are dropped, existing ones are not, and the rule counts both.
 func TestLimitOfConnections(t *testing.T) {
 	k := loadFirewall(t, limited("allow", `{"rate": "1/h", "burst": 3}`))
 	first := newTCPFlow(svc4, 80, far4, 1000)
@@ -55,7 +55,7 @@ func TestLimitOfConnections(t *testing.T) {
 	}
 }
 
-// The bucket fills again at the rate, up to the burst.
+// The bucket refills at the rate, up to the burst.
 func TestLimitRefills(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [{"action": "allow", "limit": {"rate": "20/s", "burst": 2}}]}`)
@@ -70,7 +70,7 @@ func TestLimitRefills(t *testing.T) {
 	}
 }
 
-// A change of a rule keeps its bucket, but does not owe what its former limit would.
+// A changed rule keeps its bucket, without the debt of its previous limit.
 func TestLimitOfChangedRule(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, limited("allow", `{"rate": "1/h", "burst": 2}`))
@@ -83,7 +83,7 @@ func TestLimitOfChangedRule(t *testing.T) {
 	}
 	k.refill(limited("allow", `{"rate": "1000000/s", "burst": 1}`))
 	k.pass(syn(11, true), true)
-	time.Sleep(time.Millisecond) // a thousand times what the limit asks for
+	time.Sleep(time.Millisecond) // a thousand times the limit
 	if !k.pass(syn(12, true), true) {
 		t.Error("the limit of an hour before is still in force")
 	}
@@ -92,7 +92,7 @@ func TestLimitOfChangedRule(t *testing.T) {
 	}
 }
 
-// refill puts other rules into the half that packets read, as a change without a new program does.
+// refill writes other rules and activates them, as a change without a new program does.
 func (k *kernel) refill(config string) {
 	k.t.Helper()
 	k.Firewall = compileConfig(k.t, config)
@@ -118,7 +118,7 @@ func TestLimitOfReject(t *testing.T) {
 	}
 }
 
-// A change of rules does not count connections again that are there.
+// A change of rules does not count existing connections again.
 func TestLimitSparesKnownConnections(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, limited("allow", `{"rate": "1/h", "burst": 2}`))
@@ -132,7 +132,7 @@ func TestLimitSparesKnownConnections(t *testing.T) {
 		step{"a new connection", newTCPFlow(svc4, 80, far4, 3).in(tcpSYN, 0), true, false})
 }
 
-// Segments of no connection, which are dropped anyway, use up nothing of what connections may.
+// Segments without a connection, which are dropped anyway, take no tokens from new connections.
 func TestLimitOmitsStraySegments(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"state": {"pickup": "0s"}, "rules": [{"action": "allow", "limit": {"rate": "1/h", "burst": 1}}]}`)
@@ -149,7 +149,7 @@ func TestLimitOmitsStraySegments(t *testing.T) {
 	}
 }
 
-// An ICMP error that a rule allows counts, also when it quotes TCP.
+// An ICMP error that a rule allows takes a token, also if it quotes TCP.
 func TestLimitCountsErrors(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"rules": [{"action": "allow", "limit": {"rate": "1/h", "burst": 1}}]}`)
@@ -180,8 +180,8 @@ func TestLimitErrors(t *testing.T) {
 	}
 }
 
-// Rules that refer to the same set have a limit each. What is not in the set takes no token, nor do connections that
-// are examined again because the set has changed.
+// Rules that refer to the same set have separate limits. Packets that do not match the set take no token, nor do
+// connections that are checked again after the set has changed.
 func TestLimitsOfRulesWithOneSet(t *testing.T) {
 	const rules = maxSetRules
 	var config struct {

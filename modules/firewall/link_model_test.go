@@ -4,19 +4,19 @@ package firewall
 
 import "slices"
 
-// headers are the IPv4 options and IPv6 extension headers of the packet that is to be decided on.
+// headers are the IPv4 options and IPv6 extension headers of the packet.
 type headers struct {
 	options int
 	ext     []int
 	extLen  int
 }
 
-// onlyAlert reports whether there is room for nothing but a router alert.
+// onlyAlert reports whether the headers can only contain a router alert.
 func (h headers) onlyAlert() bool {
 	return len(h.ext) == 0 || len(h.ext) == 1 && h.ext[0] == 0 && h.extLen <= 8
 }
 
-// byLink is what linkControl makes of an IPv6 packet; IPv4 has no control protocol that Packet can describe.
+// byLink returns the decision of linkControl on an IPv6 packet; Packet cannot describe control protocols of IPv4.
 func (m *Model) byLink(p *Packet) (d Decision, decided bool) {
 	if m.config.LinkControl != "allow" || !p.Src.Is6() || p.Proto != protoICMPv6 {
 		return d, false

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Reasons of drops that are the firewall's own: enum fw_drop.
+// The firewall's drop reasons: enum fw_drop.
 const (
 	dropSpoofed     = 32
 	dropBadOffload  = 33
@@ -25,7 +25,7 @@ const (
 	ingress = true
 )
 
-// raw is a frame of an EtherType that is not parsed.
+// raw returns a frame with an EtherType that is not parsed.
 func raw(etherType uint16) []byte {
 	out := make([]byte, 64)
 	copy(out, net.HardwareAddr{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2})
@@ -33,7 +33,7 @@ func raw(etherType uint16) []byte {
 	return out
 }
 
-// Frames that are neither IPv4 nor IPv6, by what nonIP says; tags are looked through.
+// Frames that are neither IPv4 nor IPv6 follow nonIP; VLAN tags are skipped.
 func TestNonIP(t *testing.T) {
 	notEmulated(t)
 	for config, passes := range map[string][]uint16{
@@ -84,7 +84,7 @@ func TestNonIPErrors(t *testing.T) {
 	}
 }
 
-// Frames to the groups of bridges never pass, except an EtherType that the configuration names.
+// Frames to the bridge group addresses never pass, except with an EtherType in the config.
 func TestReservedGroups(t *testing.T) {
 	notEmulated(t)
 	bpdu := append(raw(38)[:14:14], 0x42, 0x42, 3)
@@ -114,21 +114,21 @@ func TestReservedGroups(t *testing.T) {
 	}
 }
 
-// discovery is a message of neighbour or multicast listener discovery.
+// discovery returns a message of neighbour or multicast listener discovery.
 func discovery(kind, hops uint8, ext ...int) frame {
 	p := icmp("fe80::1", "ff02::1", kind, 0)
 	p.HopLimit = hops
 	return frame{Packet: p, payload: 16, ext: ext}
 }
 
-// Services have the part of hosts in neighbour discovery, whatever the default policy and the rules say, and no message
-// is hidden behind other headers.
+// Services act as hosts in neighbour discovery, independent of default policy and rules. Messages behind other headers
+// do not pass.
 func TestLinkControlByDirection(t *testing.T) {
 	notEmulated(t)
 	for _, policy := range []string{"deny", "allow"} {
 		k := loadFirewall(t, `{"antiSpoof": false, "defaultPolicy": {"ingress": "`+policy+`", "egress": "`+policy+`"},
 			"rules": [{"action": "`+policy+`", "protocol": "icmpv6"}]}`)
-		other := policy == "allow" // what link control leaves to the rules
+		other := policy == "allow" // decided by the rules
 		for _, s := range []struct {
 			what        string
 			frame       frame
@@ -181,7 +181,8 @@ func igmpMessage(kind, ttl uint8, dst string) []byte {
 	return f
 }
 
-// Group membership of IPv4, as of IPv6: queries come in and reports go out under default deny; services do not query.
+// Group membership of IPv4, as of IPv6: with default deny, queries to the service and reports from it pass; services
+// cannot query.
 func TestGroupMembership(t *testing.T) {
 	notEmulated(t)
 	for _, policy := range []string{"deny", "allow"} {
@@ -212,7 +213,7 @@ func TestGroupMembership(t *testing.T) {
 	}
 }
 
-// A DHCP server may answer an interface whose request the rules have allowed, by any address; nothing else gets in.
+// A DHCP server can answer an interface whose request the rules have allowed, to any address; nothing else passes.
 func TestDHCP(t *testing.T) {
 	notEmulated(t)
 	for _, d := range []struct{ request, offer, stranger frame }{
@@ -242,7 +243,7 @@ func TestDHCP(t *testing.T) {
 
 const tenantMAC = "02:00:00:00:00:02" // the source in frames of frame_test.go
 
-// on makes interface 1, where test runs pretend to come from, that of a service.
+// on makes interface 1, that of test runs, the interface of a service.
 func (k *kernel) on(all ...sdk.Attachment) {
 	k.open(sdk.Live{Module: "fw", Maps: k.maps, Attachments: func() []sdk.Attachment { return all }}).AttachmentChanged(
 		sdk.Attachment{}, true)
@@ -287,7 +288,7 @@ func TestAntiSpoof(t *testing.T) {
 	k.steps(step{"on with egress deny", own4, egress, false})
 }
 
-// Who has an address keeps it, and prefixes bound what a service may give itself.
+// An address belongs to its first service, and prefixes limit the addresses that a service can use.
 func TestOwnAddresses(t *testing.T) {
 	mac := func(n byte) string { return net.HardwareAddr{2, 0, 0, 0, 0, n}.String() }
 	web := sdk.Attachment{Service: "web", Ifindex: 4, MAC: mac(1), Addresses: []string{"10.0.0.2/24", "192.0.2.9/24"}}

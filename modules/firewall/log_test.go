@@ -24,7 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// reported reads what the data plane has reported since the last time.
+// reported reads the reports of the data plane since the last call.
 func (k *kernel) reported() (out []logEvent) {
 	k.t.Helper()
 	if k.reports == nil {
@@ -33,7 +33,7 @@ func (k *kernel) reported() (out []logEvent) {
 			k.t.Fatal(err)
 		}
 		k.t.Cleanup(func() { ring.Close() })
-		ring.SetDeadline(time.Unix(1, 0)) // what is there
+		ring.SetDeadline(time.Unix(1, 0)) // pending reports
 		k.reports = ring
 	}
 	for {
@@ -50,7 +50,7 @@ func (k *kernel) reported() (out []logEvent) {
 	}
 }
 
-// tellReports returns what was reported, in words.
+// tellReports returns the reports as text.
 func (k *kernel) tellReports() (out []string) {
 	k.t.Helper()
 	g := k.open(k.live(1))
@@ -79,7 +79,7 @@ func (k *kernel) wantReports(want ...string) {
 	}
 }
 
-// Rules with log report what they match, with the verdict, once for each connection. Others report nothing.
+// Rules with log report matching packets with the verdict, once per connection. Others report nothing.
 func TestLog(t *testing.T) {
 	k := loadFirewall(t, `{"rules": [
 		{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80, "log": true},
@@ -107,7 +107,7 @@ func TestLog(t *testing.T) {
 	)
 }
 
-// A connection that other rules allowed is reported when it ends, not when it continues.
+// A connection that previous rules allowed is reported when it ends, not when it continues.
 func TestLogOfChangedRules(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"rules": [{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp"}]}`)
@@ -126,7 +126,7 @@ func TestLogOfChangedRules(t *testing.T) {
 	}
 }
 
-// In audit mode the verdict is what enforcing would have done; a rejection is answered in mode enforce only.
+// In audit mode the reported verdict is that of mode enforce; rejections are answered in mode enforce only.
 func TestLogVerdicts(t *testing.T) {
 	notEmulated(t)
 	for mode, want := range map[string]string{modeEnforce: "reject", modeAudit: "would drop"} {
@@ -136,8 +136,8 @@ func TestLogVerdicts(t *testing.T) {
 	}
 }
 
-// A flood is reported up to the limit of its rule on its interface. It does not keep other rules and interfaces from
-// being reported, and is counted.
+// A flood is reported up to the limit of its rule on its interface, and counted. It does not suppress reports of other
+// rules and interfaces.
 func TestLogOfFlood(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [
@@ -182,7 +182,7 @@ func TestLogOfFlood(t *testing.T) {
 	}
 }
 
-// What finds no room in the ring is suppressed, and the next report says how much was.
+// Reports without room in the ring are suppressed, and the next report has their number.
 func TestLogWithoutReader(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [
@@ -198,7 +198,7 @@ func TestLogWithoutReader(t *testing.T) {
 	}
 }
 
-// Clients get the last packets of each interface, then those to come; a flood hides no other interface.
+// Clients get the last packets of each interface, then new ones; a flood does not hide other interfaces.
 func TestLogRoute(t *testing.T) {
 	g := &running{Firewall: compileConfig(t, `{"rules": [{"action": "deny", "log": true}]}`)}
 	begin := time.Now()
@@ -251,7 +251,7 @@ func TestLogRoute(t *testing.T) {
 	}
 }
 
-// Without a log there is nothing to wait for.
+// Without logging rules, the route returns at once.
 func TestLogRouteWithoutLog(t *testing.T) {
 	g := &running{Firewall: compileConfig(t, `{"rules": [{"action": "deny"}]}`)}
 	w := httptest.NewRecorder()
@@ -261,7 +261,7 @@ func TestLogRouteWithoutLog(t *testing.T) {
 	}
 }
 
-// Packets of a real service arrive at the client of the route, with its name.
+// The client of the route receives packets of a real service, with the service's name.
 func TestLogOfService(t *testing.T) {
 	notEmulated(t)
 	b := newBridged(t)

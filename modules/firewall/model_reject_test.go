@@ -6,13 +6,13 @@ import (
 	"encoding/binary"
 )
 
-// rejects reports whether the sender of a packet is notified of the decision.
+// rejects reports whether the sender of a packet gets an answer.
 func (m *Model) rejects(d Decision) bool {
 	return !d.Allow && !d.limited && d.Rule >= 0 && m.rules[d.Rule].Reject
 }
 
-// byLimits is byRules for packets that count against the limit of their rule. No time passes here: each rule may match
-// as many packets as its burst has.
+// byLimits is byRules for packets that take a token of their rule. Time does not advance: each rule matches a burst of
+// packets.
 func (m *Model) byLimits(p *Packet) Decision {
 	d := m.byRules(p, m.sets)
 	m.matched = d.Rule
@@ -27,7 +27,7 @@ func (m *Model) byLimits(p *Packet) Decision {
 	return d
 }
 
-// reports reports whether the last packet is, and takes from what the rule may report.
+// reports reports whether the last packet is logged, and takes a token of the rule's log limit.
 func (m *Model) reports() bool {
 	i := m.matched
 	if i < 0 || !m.rules[i].Log.isSet() || m.reported[i] == m.rules[i].Log.Burst {
@@ -37,7 +37,7 @@ func (m *Model) reports() bool {
 	return true
 }
 
-// answerPlace is where it is noted that an answer passes.
+// answerPlace is the slot that records that an answer may pass.
 type answerPlace struct {
 	ingress bool // direction of the answer
 	index   uint32
@@ -50,7 +50,7 @@ func (m *Model) expectAnswer(p *Packet) {
 	}
 }
 
-// takeAnswer reports whether a packet is the answer to a rejected one, and forgets that one.
+// takeAnswer reports whether a packet is the answer to a rejected one, and clears its slot.
 func (m *Model) takeAnswer(p *Packet) bool {
 	k := p.key()
 	if m.headers.options > 0 || len(m.headers.ext) > 0 {
@@ -97,7 +97,8 @@ func (k connKey) answerPlace(ingress bool) answerPlace {
 	return answerPlace{ingress, k.hash() * 0x85ebca6b >> 24}
 }
 
-// answerable reports whether an answer to a frame is due, and possible: TC makes no room in frames with VLAN tags.
+// answerable reports whether a frame requires an answer, and can be answered: TC cannot make room in frames with VLAN
+// tags.
 func (f *frame) answerable() bool {
 	t := f.ICMPType
 	switch {
@@ -109,7 +110,7 @@ func (f *frame) answerable() bool {
 		return false
 	case f.Proto != protoICMP && f.Proto != protoICMPv6:
 		return true
-	case !f.isICMP(): // no header: what there is is zero
+	case !f.isICMP(): // no header: the bytes are zero
 		return f.Src.Is4() && f.payload > 0
 	case f.Src.Is6():
 		return t >= 128 && t != 137

@@ -2,13 +2,13 @@
 
 package firewall
 
-// The meaning of tcp.h in plain Go.
+// The semantics of tcp.h in plain Go.
 
 type fit int
 
 const (
 	fitNot  fit = iota
-	fitPass     // passes, but changes nothing
+	fitPass     // passes without a change of state
 	fitYes
 )
 
@@ -16,7 +16,7 @@ const lag = 66000
 
 func after(a, b uint32) bool { return int32(a-b) > 0 }
 
-// side is the index of a packet's sender: the service, or the other side.
+// side returns the index of a packet's sender: the service, or the peer.
 func side(p *Packet) int {
 	if p.Ingress {
 		return 1
@@ -74,7 +74,7 @@ func (c *connState) learn(p *Packet) fit {
 	return fitYes
 }
 
-// fit is a segment of a connection whose sides are known.
+// fit handles a segment of a connection with known state of both sides.
 func (c *connState) fit(p *Packet) fit {
 	s, r := c.peers(p)
 	ack, end := r.end, p.end()
@@ -116,7 +116,7 @@ func (c *connState) fit(p *Packet) fit {
 	return fitYes
 }
 
-// accept is a SYN+ACK.
+// accept handles a SYN+ACK.
 func (c *connState) accept(p *Packet) fit {
 	s, r := c.peers(p)
 	if c.phase == phaseNew {
@@ -138,7 +138,7 @@ func (c *connState) accept(p *Packet) fit {
 	return fitYes
 }
 
-// open is a segment of a connection that is not established, or no longer.
+// open handles a segment of a connection that is not, or no longer, established.
 func (c *connState) open(p *Packet) fit {
 	s, r := c.peers(p)
 	first, syn := p.Ingress == c.ingress, p.TCPFlags&(tcpSYN|tcpACK) == tcpSYN
@@ -174,7 +174,7 @@ func (c *connState) open(p *Packet) fit {
 	return fitYes
 }
 
-// handshake is a segment of a connection whose SYN has not been answered.
+// handshake handles a segment of a connection whose SYN is unanswered.
 func (c *connState) handshake(p *Packet) fit {
 	s, r := c.peers(p)
 	first := p.Ingress == c.ingress

@@ -55,15 +55,15 @@ func (p *Packet) isAnswer() bool {
 	return p.Src.Is4() && p.ICMPType == 0 || p.Src.Is6() && p.ICMPType == 129
 }
 
-// Model is the firewall in plain Go: the meaning that the data plane is tested against. It knows no limits of tables.
+// Model is the firewall in plain Go, with which the data plane is compared. Its tables are unlimited.
 type Model struct {
 	*Firewall
 	conns     map[connKey]*connState
-	alongside map[connKey]*connState // begun again by the side that began an established one
-	answered  map[answerPlace]uint32 // hashes of keys whose answers pass
-	taken     map[int]int64          // of the bursts of rules
-	matched   int                    // the rule whose match with the last packet may be reported, -1: none
-	reported  map[int]int64          // of the bursts of reports
+	alongside map[connKey]*connState // reopened by the initiator of an established one
+	answered  map[answerPlace]uint32 // hashes of keys whose answers may pass
+	taken     map[int]int64          // remaining tokens of rules
+	matched   int                    // the rule whose match with the last packet may be logged, -1: none
+	reported  map[int]int64          // remaining tokens for logging
 	headers   headers
 	sets      members
 }
@@ -134,7 +134,7 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 	return now-c.seen > time.Duration(limit)
 }
 
-// Decide is the decision on a packet at a time on any monotonic clock, with its effect on the connections.
+// Decide decides on a packet at a time of any monotonic clock, and updates the connections.
 func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	m.matched = -1
 	if d, decided := m.byLink(p); decided {
@@ -153,7 +153,7 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	return d
 }
 
-// judge is the decision by connections and rules.
+// judge decides by connections and rules.
 func (m *Model) judge(p *Packet, now time.Duration) Decision {
 	if !m.config.State.Enabled {
 		return m.byLimits(p)
@@ -211,7 +211,7 @@ func (m *Model) track(p *Packet, now time.Duration) Decision {
 	return m.tracked(p, k, c)
 }
 
-// dropEstablished leaves the connection that was begun alongside it, if any.
+// dropEstablished removes an established connection, but keeps one that is being opened with the same key.
 func (m *Model) dropEstablished(k connKey) {
 	delete(m.conns, k)
 	if c := m.alongside[k]; c != nil {
@@ -262,7 +262,7 @@ func (c *connState) closed() bool {
 	return a.fin && b.fin && a.hasAcked && b.hasAcked && !after(a.end, b.acked) && !after(b.end, a.acked)
 }
 
-// ends is the effect of a RST, or of what completes the closing by both sides.
+// ends handles a RST, or the segment that completes the closing by both sides.
 func (c *connState) ends(p *Packet) {
 	if p.tcp(tcpRST) {
 		if c.phase != phaseClosed {
@@ -273,7 +273,7 @@ func (c *connState) ends(p *Packet) {
 	}
 }
 
-// unknown is a packet without a connection, or that may begin one in a table.
+// unknown handles a packet without a connection, or one that may create one.
 func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
 	d := m.byRules(p, m.sets)
 	stray := p.Proto == protoTCP && !p.isSYN() && p.Ingress && (p.tcp(tcpSYN|tcpRST) || m.config.State.Pickup == 0)
@@ -308,12 +308,12 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 
 func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
-// decided reports whether the rules of today have allowed a connection, or denied it in audit mode.
+// decided reports whether the current rules have allowed a connection, or denied it in audit mode.
 func (m *Model) decided(c *connState) bool {
 	return c.generation == m.set || m.config.Mode == modeAudit && c.generation == ^m.set
 }
 
-// tracked is a packet of a connection. One that other rules allowed is examined again.
+// tracked handles a packet of a connection. If other rules allowed the connection, it is checked again.
 func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	if m.decided(c) {
 		return Decision{Allow: true, Rule: -1, Slot: slotTracked}
@@ -347,7 +347,7 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	return d
 }
 
-// onOpening is a packet of a connection that is not established, or no longer.
+// onOpening handles a packet of a connection that is not, or no longer, established.
 func (m *Model) onOpening(p *Packet, k connKey, c *connState, now time.Duration) (known, fits bool) {
 	opens := p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK) == tcpSYN && p.Ingress == c.ingress
 	if m.expired(k, c, now) || opens && c.phase >= phaseReset {
@@ -372,7 +372,7 @@ func (m *Model) onOpening(p *Packet, k connKey, c *connState, now time.Duration)
 	return true, true
 }
 
-// quoted returns the packet that an ICMP error is about, nil if it does not go to whom that came from.
+// quoted returns the packet that an ICMP error is about, or nil if the error is not addressed to its sender.
 func (p *Packet) quoted() *Packet {
 	q := p.Quoted
 	if p.kind() != kindError || q == nil || q.Src != p.Dst || q.Src.Is4() != p.Src.Is4() {

@@ -25,7 +25,7 @@ func (w *wire) withOffload(fd int, frame []byte, start, offset int) (ports []uin
 	return ports
 }
 
-// sendOffload sends a frame whose checksum, counted from start, is to be written offset bytes further on (struct
+// sendOffload sends a frame with a deferred checksum, computed from start and written offset bytes after it (struct
 // virtio_net_hdr), and returns what arrives.
 func (w *wire) sendOffload(fd int, frame []byte, start, offset int) [][]byte {
 	w.t.Helper()
@@ -51,7 +51,7 @@ func offloadSocket(t *testing.T, h *netlab.Host) int {
 	return fd
 }
 
-// summingTo is a UDP packet to port 7777 whose checksum over the UDP header and the payload is n.
+// summingTo returns a UDP packet to port 7777 whose checksum over UDP header and payload is n.
 func summingTo(src, dst *netlab.Host, n uint16) []byte {
 	f := macs(frame{Packet: udp(src.Addr4().String(), 4000, dst.Addr4().String(), 7777), payload: 16}.bytes(), dst.MAC(),
 		src.MAC())
@@ -59,7 +59,7 @@ func summingTo(src, dst *netlab.Host, n uint16) []byte {
 	for i := 34; i < len(f); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(f[i:]))
 	}
-	sum += 0xffff - (uint32(^n)) // what is still missing, in one's complement
+	sum += 0xffff - (uint32(^n)) // the remaining sum, in one's complement
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
@@ -67,8 +67,8 @@ func summingTo(src, dst *netlab.Host, n uint16) []byte {
 	return f
 }
 
-// A sender that has a checksum written over the destination port, once the packet has been judged, reaches no other
-// port; where the checksum is the transport header's own, or a tunnel's inside, packets pass.
+// A sender that lets the deferred checksum overwrite the destination port after the decision cannot reach another port.
+// Packets with a deferred checksum of the transport header, or inside a tunnel, pass.
 func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	b := newBridged(t)
 	if err := dataplane.HaveSKBFields(); err != nil {
@@ -115,8 +115,8 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	}
 }
 
-// An ICMP error that a module has made of a packet quotes it with its deferred checksum. It passes where the place is
-// the checksum of the quoted transport header, and nothing else of the quote can be overwritten.
+// An ICMP error that a module has built from a packet quotes it with its deferred checksum. It passes if the checksum's
+// position is that of the quoted transport header; nothing else of the quote can be overwritten.
 func TestQuotedChecksum(t *testing.T) {
 	b := newBridged(t)
 	if err := dataplane.HaveSKBFields(); err != nil {
@@ -138,7 +138,7 @@ func TestQuotedChecksum(t *testing.T) {
 		}
 		return f
 	}
-	const ip4, ip6 = 14 + 20 + 8, 14 + 40 + 8 // where the quoted packet begins
+	const ip4, ip6 = 14 + 20 + 8, 14 + 40 + 8 // start of the quoted packet
 	for _, c := range []struct {
 		name          string
 		frame         []byte

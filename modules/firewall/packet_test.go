@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Reasons of drops, from <kerb/types.h>.
+// Drop reasons of <kerb/types.h>.
 const (
 	dropMalformed = 2
 	dropFragment  = 3
@@ -164,7 +164,7 @@ func TestMalformed(t *testing.T) {
 	}
 }
 
-// Whatever arrives, nothing passes an all-denying firewall but what it names, and nothing breaks.
+// With default deny, only packets that the config allows pass, and malformed packets cause no error.
 func TestHostileFrames(t *testing.T) {
 	k := loadFirewall(t,
 		`{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules", "antiSpoof": false,
@@ -206,8 +206,7 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// try is pass for frames that the kernel may refuse to make test runs with: it does if they say they are IP and end
-// within the header.
+// try is pass for frames that the kernel may reject for test runs: IP frames that end within the header.
 func (k *kernel) try(f []byte, ingress bool) (passed, ran bool) {
 	k.t.Helper()
 	p := k.egress
@@ -254,7 +253,7 @@ func TestFullTable(t *testing.T) {
 	k.steps(step{"stateless: the third one's answers pass", third.in(tcpACK, 10), true, true})
 }
 
-// A flood of beginnings, answered or not, costs an established connection nothing.
+// A flood of new connections, answered or not, does not affect an established connection.
 func TestFloodSparesEstablished(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t,
@@ -274,7 +273,7 @@ func TestFloodSparesEstablished(t *testing.T) {
 	k.steps(step{"answer of the established connection", good.out(tcpACK, 10), false, true})
 }
 
-// tick waits until the coarse clock has gone on.
+// tick waits until the coarse clock has advanced.
 func tick(t *testing.T) {
 	t.Helper()
 	var before, now unix.Timespec
@@ -342,11 +341,11 @@ func TestSweep(t *testing.T) {
 	check("interface gone", 0)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	k.open(k.live(1)).Run(ctx) // returns, as its context has ended
+	k.open(k.live(1)).Run(ctx) // returns, since its context has ended
 }
 
-// The generations of a change of rules do not sweep the tables each; new tables, and quotas for another number of
-// interfaces, do not wait.
+// Map sets of a rule change do not each sweep the tables; new tables, and quotas for another number of interfaces, are
+// swept at once.
 func TestChangesOfRulesDoNotSweep(t *testing.T) {
 	k := loadFirewall(t, `{}`)
 	open := func(k *kernel, ifindexes ...uint32) *running {

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// twoCPUs calls the functions at the same time, each on a CPU of its own.
+// twoCPUs calls the functions concurrently on different CPUs.
 func twoCPUs(t *testing.T, call ...func() error) error {
 	t.Helper()
 	errs := make([]error, len(call))
@@ -25,7 +25,7 @@ func twoCPUs(t *testing.T, call ...func() error) error {
 	var all sync.WaitGroup
 	for i := range call {
 		all.Go(func() {
-			runtime.LockOSThread() // not unlocked: the thread ends with its affinity
+			runtime.LockOSThread() // never unlocked, so that the thread exits with its affinity
 			var one unix.CPUSet
 			one.Set(i)
 			if err := unix.SchedSetaffinity(0, &one); err != nil {
@@ -43,7 +43,7 @@ func twoCPUs(t *testing.T, call ...func() error) error {
 	return errors.Join(errs...)
 }
 
-// needTwoCPUs skips where the directions of a connection cannot meet.
+// needTwoCPUs skips a test on a single CPU, on which the directions of a connection cannot run concurrently.
 func needTwoCPUs(t *testing.T) {
 	t.Helper()
 	notEmulated(t)
@@ -56,7 +56,8 @@ func needTwoCPUs(t *testing.T) {
 	}
 }
 
-// ruleChanges returns what makes all connections those of another rule set, by the identity that the data plane reads.
+// ruleChanges returns a function that assigns all connections to another rule set, by the identity that the data plane
+// reads.
 func (k *kernel) ruleChanges() (change func()) {
 	k.t.Helper()
 	m, err := k.maps.Get(sdk.TunablesMap)
@@ -75,14 +76,14 @@ func (k *kernel) ruleChanges() (change func()) {
 	return func() { atomic.AddUint32(generation, 1) }
 }
 
-// endpoint is one side of a TCP connection that sends while the other one does.
+// endpoint is one side of a TCP connection, which sends while the other one does.
 type endpoint struct {
 	program *ebpf.Program
 	ingress bool
 	port    uint16
 	next    uint32
-	sent    atomic.Uint32 // up to where the other side may have it
-	acked   atomic.Uint32 // what it has acknowledged to the other side
+	sent    atomic.Uint32 // highest byte that the other side may have received
+	acked   atomic.Uint32 // its acknowledgement to the other side
 }
 
 func (e *endpoint) send(to *endpoint, flags uint8, length int) error {
@@ -113,7 +114,7 @@ func (e *endpoint) sendWith(flags uint8, length int, ack uint32) error {
 	return nil
 }
 
-// talk sends segments, as many as the other side's window takes at a time.
+// talk sends segments within the other side's window.
 func (e *endpoint) talk(to *endpoint, segments int, before func()) error {
 	for range segments {
 		for e.next-to.acked.Load() > 50000 {
@@ -127,8 +128,8 @@ func (e *endpoint) talk(to *endpoint, segments int, before func()) error {
 	return nil
 }
 
-// Both directions of a connection run on two CPUs while the rules change and one side closes: no segment is lost. Nor
-// where the table of established connections has no room, so that it stays in the other one.
+// Both directions of a connection run on two CPUs while the rules change and one side closes: no segment is lost, also
+// if the table of established connections is full, so that the connection stays in the other one.
 func TestDirectionsMeet(t *testing.T) {
 	needTwoCPUs(t)
 	t.Run("established", func(t *testing.T) { meet(t, loadFirewall(t, `{}`)) })
@@ -167,7 +168,7 @@ func meet(t *testing.T, k *kernel) {
 	}
 }
 
-// A flow becomes established while answers arrive: none is taken for uninvited.
+// A flow becomes established while answers arrive: none of them counts as unsolicited.
 func TestAnswersWhileEstablished(t *testing.T) {
 	needTwoCPUs(t)
 	k := loadWith(t, `{}`, map[string]any{"udp_assured_ns": uint64(0)})

@@ -25,12 +25,12 @@ import (
 const rejectAll = `{"antiSpoof": false, "defaultPolicy": {"ingress": "deny", "egress": "deny"},
 	"rules": [{"name": "no", "action": "reject"}]}`
 
-// wayIn is a hook and a direction in which packets meet the firewall.
+// wayIn is a hook and a direction of packets at the firewall.
 type wayIn struct{ hook, direction string }
 
 var waysIn = []wayIn{{"tc", "egress"}, {"tc", "ingress"}, {"xdp", "egress"}}
 
-// answers runs a test for each way in and IP version.
+// answers runs a test for each hook, direction and IP version.
 func answers(t *testing.T, config string, test func(t *testing.T, run func(frame []byte) pkttest.Result, v4 bool)) {
 	sdktest.NeedRoot(t)
 	for _, hook := range []string{"tc", "xdp"} {
@@ -109,7 +109,7 @@ func checkSums(t *testing.T, frame []byte) gopacket.Packet {
 	return p
 }
 
-// checkTurned fails if a frame does not go from the destination of another one to its source.
+// checkTurned fails if a frame is not addressed from the destination of another one to its source.
 func checkTurned(t *testing.T, answer gopacket.Packet, of []byte) {
 	t.Helper()
 	was := gopacket.NewPacket(of, layers.LayerTypeEthernet, gopacket.Default)
@@ -119,7 +119,7 @@ func checkTurned(t *testing.T, answer gopacket.Packet, of []byte) {
 	}
 }
 
-// TCP is answered by a reset with the numbers of RFC 9293, 3.10.7.1.
+// TCP is answered by a reset with the sequence numbers of RFC 9293, 3.10.7.1.
 func TestRejectResets(t *testing.T) {
 	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
 		for _, c := range []struct {
@@ -157,7 +157,7 @@ func TestRejectResets(t *testing.T) {
 	})
 }
 
-// All else is answered by an ICMP error that quotes it.
+// Other packets are answered by an ICMP error that quotes them.
 func TestRejectProhibits(t *testing.T) {
 	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
 		echo := pkttest.ICMP{Type: echoRequest(map[bool]string{true: svc4, false: svc6}[v4]), ID: 7}
@@ -187,7 +187,7 @@ func TestRejectProhibits(t *testing.T) {
 	})
 }
 
-// What must not be answered is dropped, and so are packets of a sender that is no single host.
+// Packets that must not be answered are dropped, and so are packets whose source is not a single host.
 func TestRejectStaysSilent(t *testing.T) {
 	notEmulated(t)
 	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
@@ -234,7 +234,7 @@ func TestRejectStaysSilent(t *testing.T) {
 	})
 }
 
-// An answer passes the other direction of the firewall once, though no rule allows it; nothing like it does.
+// An answer passes the other direction of the firewall once, although no rule allows it; similar packets do not.
 func TestRejectAnswerPassesOnce(t *testing.T) {
 	notEmulated(t)
 	for _, state := range []string{"true", "false"} {
@@ -277,8 +277,8 @@ func TestRejectAnswerPassesOnce(t *testing.T) {
 	}
 }
 
-// Nothing passes but the one answer, in its direction: no reset of the sender's own, no error that it makes up, and
-// nothing that an answer never is.
+// Only the one answer passes, in its direction: not a reset or a forged error of the sender, nor packets that cannot be
+// an answer.
 func TestRejectPassesNothingForged(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
@@ -293,7 +293,7 @@ func TestRejectPassesNothingForged(t *testing.T) {
 	}
 }
 
-// rejectedFlow makes packets of one port to a service, and what pretends to answer them.
+// rejectedFlow generates packets of one port to a service, and forged answers to them.
 type rejectedFlow struct {
 	svc, other string
 	port       uint16
@@ -309,7 +309,7 @@ func (r rejectedFlow) reset() frame {
 	return frame{Packet: tcp(r.svc, 80, r.other, r.port, tcpRST|tcpACK)}
 }
 
-// prohibited is the error about a datagram of the flow, or about one that the service sent.
+// prohibited returns the error about a datagram of the flow, or about one of the service.
 func (r rejectedFlow) prohibited(back bool) frame {
 	about, p := r.udp().Packet, icmp(r.svc, r.other, 3, 0)
 	p.ICMPCode = 13
@@ -323,7 +323,7 @@ func (r rejectedFlow) prohibited(back bool) frame {
 	return frame{Packet: p}
 }
 
-// hiding gives a packet what no answer has: IPv4 options, or an IPv6 extension header.
+// hiding adds IPv4 options or an IPv6 extension header to a packet, which no answer has.
 func (f frame) hiding() frame {
 	if f.Src.Is4() {
 		f.options = 8
@@ -333,7 +333,7 @@ func (f frame) hiding() frame {
 	return f
 }
 
-// first makes a packet the first of its fragments.
+// first makes a packet a first fragment.
 func (f frame) first() frame {
 	f.more = true
 	if f.Src.Is6() {
@@ -405,7 +405,7 @@ func checkForged(t *testing.T, k *kernel, ingress bool, svc, other string) {
 	}
 }
 
-// A packet beyond the rate of answers has none that passes.
+// For packets beyond the rate limit of answers, no answer passes.
 func TestRejectBeyondRatePassesNothing(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
@@ -424,7 +424,7 @@ func TestRejectBeyondRatePassesNothing(t *testing.T) {
 	}
 }
 
-// On XDP, where answers leave without meeting the firewall, nothing that looks like one passes.
+// On XDP, where answers leave without passing the firewall, packets that look like answers do not pass.
 func TestRejectPassesNothingOnXDP(t *testing.T) {
 	notEmulated(t)
 	sdktest.NeedRoot(t)
@@ -445,7 +445,7 @@ func TestRejectPassesNothingOnXDP(t *testing.T) {
 	}
 }
 
-// A flood is answered at the rate of ICMP errors of Linux: up to 50 at once, then one a millisecond and CPU.
+// A flood is answered at Linux' rate of ICMP errors: a burst of up to 50, then one per millisecond and CPU.
 func TestRejectRate(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
@@ -471,7 +471,7 @@ func TestRejectRate(t *testing.T) {
 	}
 }
 
-// In audit mode a rejected packet passes, and counts as one that would be dropped.
+// In audit mode a rejected packet passes, and is counted as one that would be dropped.
 func TestRejectInAudit(t *testing.T) {
 	notEmulated(t)
 	k := loadFirewall(t, `{"mode": "audit", "rules": [{"action": "reject"}]}`)
@@ -484,7 +484,8 @@ func TestRejectInAudit(t *testing.T) {
 	}
 }
 
-// Clients of a rejected port, and a service that is not allowed out, get errors at once, although nothing else passes.
+// Clients of a rejected port, and a service whose outgoing connections are rejected, get errors immediately, although
+// nothing else passes.
 func TestRejectedSocketsGetErrors(t *testing.T) {
 	notEmulated(t)
 	b := newBridged(t)

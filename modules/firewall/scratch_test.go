@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// On kernels where a packet may interrupt another one on the same CPU, the later one is dropped instead of decided by
-// the words of the other; and the work space is free again behind each.
+// On kernels where a packet may preempt another one on the same CPU, the later one is dropped instead of being decided
+// with the other's data. Each packet releases the scratch space.
 func TestWorkSpaceInUse(t *testing.T) {
 	sdktest.NeedRoot(t)
 	mod := module(t, compileConfig(t, `{"rules": [{"action": "allow", "direction": "egress"}]}`))
@@ -36,7 +36,7 @@ func TestWorkSpaceInUse(t *testing.T) {
 	}
 }
 
-// occupy has another packet in the work space of all CPUs, or none; all others have left it.
+// occupy marks the scratch space of all CPUs as in use by another packet, or as free.
 func (k *kernel) occupy(others bool) {
 	k.t.Helper()
 	users := make([]uint32, ebpf.MustPossibleCPU())

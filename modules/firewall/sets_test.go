@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// addSets makes the rule refer to sets in some fields.
+// addSets makes some fields of the rule refer to sets.
 func (g *generator) addSets(rule map[string]any) {
 	if g.IntN(4) > 0 {
 		return
@@ -33,7 +33,7 @@ func (g *generator) addSets(rule map[string]any) {
 	}
 }
 
-// randomSets are sets in the kernel, and the same in Go.
+// randomSets returns sets in the kernel, and the same in Go.
 type randomSets struct {
 	g        *generator
 	sets     *dataplane.Sets
@@ -162,7 +162,7 @@ func TestSetRules(t *testing.T) {
 	}
 }
 
-// A blocklist of 100,000 addresses and one of prefixes, in both families, changed by single elements, which ends
+// Single elements change in a blocklist of 100,000 addresses and in one of prefixes, in both families, which ends
 // connections.
 func TestLargeSets(t *testing.T) {
 	notEmulated(t)
@@ -200,7 +200,7 @@ func TestLargeSets(t *testing.T) {
 	}
 	passes("198.0.0.0", false)
 	passes("198.1.134.159", false)
-	passes("198.1.134.160", true) // from here on a tracked connection
+	passes("198.1.134.160", true) // a tracked connection from here on
 	passes("100.0.1.7", false)
 	passes("2001:0:186:9f01::9", false)
 	passes("2001:0:186:9e01::9", true)
@@ -220,7 +220,7 @@ func TestLargeSets(t *testing.T) {
 	passes("100.0.1.7", false)
 }
 
-// Each map set explains packets by the sets in its own maps, also when a later one of the same config is open.
+// Each map set explains packets with the sets in its own maps, also if a later one of the same config is open.
 func TestExplainSetsOfMapSet(t *testing.T) {
 	fw := compileConfig(t, map[string]any{"rules": []any{map[string]any{"name": "bad", "action": "deny",
 		"src": map[string]any{"set": "addresses"}}}})
@@ -239,7 +239,7 @@ func TestExplainSetsOfMapSet(t *testing.T) {
 	}
 }
 
-// The kernel may give the memory of a set to another one while a packet reads it.
+// The kernel may reuse the memory of a set for another one while a packet reads it.
 func TestSetInMemoryOfAnother(t *testing.T) {
 	k := loadFirewall(t, `{"defaultPolicy": {"ingress": "allow"}, "state": {"enabled": false},
 		"rules": [{"action": "deny", "src": {"set": "addresses"}}]}`)
@@ -264,8 +264,7 @@ func TestSetInMemoryOfAnother(t *testing.T) {
 	}
 }
 
-// Addresses that fall into one cache line of the table, of which most have no place there, and what is left of it when
-// they are removed.
+// Addresses that map to one cache line of the table, most of which overflow, and the state after their removal.
 func TestFullBucketOfSet(t *testing.T) {
 	k := loadFirewall(t, `{"defaultPolicy": {"ingress": "allow"}, "state": {"enabled": false},
 		"rules": [{"action": "deny", "src": {"set": "addresses"}}]}`)
@@ -305,7 +304,7 @@ func TestFullBucketOfSet(t *testing.T) {
 		change(add, remove)
 		check("after a change")
 		if g.IntN(4) == 0 {
-			sets = newSets(t, k.maps) // as an agent that starts
+			sets = newSets(t, k.maps) // as at the start of an agent
 			check("after a start")
 		}
 	}

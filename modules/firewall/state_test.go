@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The module's own reasons of drops.
+// The module's drop reasons.
 const (
 	dropInvalidState = 35
 	dropInvalidFlags = 36
@@ -23,7 +23,7 @@ const (
 const allowWeb = `"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80},
 	{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": 80}]`
 
-// blind is a segment of an attacker who knows only the connection's addresses and ports.
+// blind returns a segment of an attacker who knows only the connection's addresses and ports.
 func (f *tcpFlow) blind(flags uint8) frame {
 	g := *f
 	p := g.in(flags, 0)
@@ -34,7 +34,7 @@ func (f *tcpFlow) blind(flags uint8) frame {
 	return p
 }
 
-// Segments of an attacker who sees nothing of a connection are dropped and change nothing.
+// Segments of a blind attacker are dropped and change no state.
 func TestBlindSegmentsChangeNothing(t *testing.T) {
 	k := loadFirewall(t, `{`+allowWeb+`}`)
 	f := newTCPFlow(svc4, 80, far4, 999)
@@ -66,8 +66,8 @@ func TestBlindSegmentsChangeNothing(t *testing.T) {
 	k.steps(step{"data", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true})
 }
 
-// A RST counts if it is exactly where the receiver is; one that is only in the window passes, so that the receiver can
-// challenge it (RFC 5961), and the connection continues.
+// A RST ends a connection if it has exactly the next sequence number. One within the window passes, so that the
+// receiver can send a challenge ACK (RFC 5961), and the connection continues.
 func TestResetOnlyWhereTheReceiverIs(t *testing.T) {
 	k := loadFirewall(t, `{`+allowWeb+`}`)
 	f := newTCPFlow(svc4, 80, far4, 999)
@@ -97,7 +97,7 @@ func TestFlagsThatNoTCPSends(t *testing.T) {
 	}
 }
 
-// After one FIN the other side may take its time; after both are acknowledged the connection is soon forgotten.
+// After one FIN, the other side can keep sending for long; after both are acknowledged, the connection expires soon.
 func TestHalfClosed(t *testing.T) {
 	c := compileConfig(t, `{`+allowWeb+`, "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
 	c.config.State.Timeouts.TCPClosing = 1
@@ -115,7 +115,7 @@ func TestHalfClosed(t *testing.T) {
 	k.steps(step{"data on a closed connection", f.out(tcpACK, 0), false, false})
 }
 
-// Two spoofed datagrams and the answer of the service do not make a flow established, which has to last for that.
+// Two spoofed datagrams and the service's answer do not establish a flow, which requires a minimum duration.
 func TestSpoofedDatagramsAreNotEstablished(t *testing.T) {
 	k := loadFirewall(t, `{`+allowWeb+`}`)
 	in, out := frame{Packet: udp(far4, 999, svc4, 80)}, frame{Packet: udp(svc4, 80, far4, 999)}
@@ -125,7 +125,7 @@ func TestSpoofedDatagramsAreNotEstablished(t *testing.T) {
 	}
 }
 
-// ICMP errors pass if they quote a segment that may be on its way.
+// ICMP errors pass if they quote a segment that may be in flight.
 func TestErrorsQuoteWhatWasSent(t *testing.T) {
 	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
 		k := loadFirewall(t, `{`+allowWeb+`}`)
@@ -150,8 +150,7 @@ func TestErrorsQuoteWhatWasSent(t *testing.T) {
 	}
 }
 
-// Connections that began before the firewall was there continue: always if the service sends, and for a time if the
-// other side does.
+// Connections from before the firewall continue: always if the service sends, and for a limited time if the peer does.
 func TestPickUp(t *testing.T) {
 	running := func() *tcpFlow { return newTCPFlow(svc4, 80, far4, 999) }
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), running()
@@ -171,7 +170,7 @@ func TestPickUp(t *testing.T) {
 		step{"answer", f.in(tcpACK, 10), true, true})
 }
 
-// An entry that a version without windows has left is of a connection that continues and ends as others do.
+// The entry of a version without windows belongs to a connection that continues and ends as others do.
 func TestConnectionsOfEarlierVersions(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(f, 1) {
@@ -200,8 +199,8 @@ func TestConnectionsOfEarlierVersions(t *testing.T) {
 	}
 }
 
-// A SYN on an established connection, which may be forged, leaves it as it is; if the other side answers it,
-// the new connection takes the place of the old one.
+// A SYN on an established connection, which may be forged, does not change it; if the other side answers, the new
+// connection replaces the old one.
 func TestSYNOnAnEstablishedConnection(t *testing.T) {
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(f, 1) {
@@ -217,7 +216,7 @@ func TestSYNOnAnEstablishedConnection(t *testing.T) {
 	k.steps(step{"data", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true})
 }
 
-// passAt is pass for a packet at some interface.
+// passAt is pass for a packet at an interface.
 func (k *kernel) passAt(ifindex int, f frame) bool {
 	k.t.Helper()
 	skb := make([]byte, 192)
@@ -233,7 +232,7 @@ func (k *kernel) passAt(ifindex int, f frame) bool {
 	return int32(ret) == tcNext
 }
 
-// Whatever one service begins or has established, others find room, in both tables.
+// One service's new or established connections cannot fill either table for others.
 func TestQuotaPerInterface(t *testing.T) {
 	notEmulated(t)
 	sdktest.NeedRoot(t)

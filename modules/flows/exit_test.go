@@ -13,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// What another module drops or answers is in the flow, whichever of them is first, and each packet counts once.
+// Packets that another module drops or answers are in the flow, in either order of the modules, and each packet counts
+// once.
 func TestVerdicts(t *testing.T) {
 	sdktest.NeedRoot(t)
 	own := pkttest.ModuleOf(pkgstest.Package(t))
@@ -60,7 +61,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// side3 is what a direction has after three packets.
+// side3 returns the counters of a direction after three packets.
 func side3(verdict uint32, dropper string) (s side) {
 	switch verdict {
 	case 1:

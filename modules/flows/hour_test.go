@@ -33,7 +33,7 @@ func (l *loaded) here() sdk.Attachment {
 	return sdk.Attachment{}
 }
 
-// ask asks the module as the agent does.
+// ask queries the module as the agent does.
 func (g *running) ask(t *testing.T, query string) (r sdk.FlowRecords) {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -44,7 +44,7 @@ func (g *running) ask(t *testing.T, query string) (r sdk.FlowRecords) {
 	return r
 }
 
-// What is sent is in the answer, at once and summed up, before and after the flows have been taken out.
+// Sent packets are in the answer immediately and in sums, before and after the flows are evicted.
 func TestFlowsAndTheirSum(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	second := tcp(egress, "S", 9, 0, 0)
@@ -101,7 +101,7 @@ func TestFlowsAndTheirSum(t *testing.T) {
 	}
 }
 
-// A flood has the room of its service, and is counted. Flows that were there before stay, and what is idle makes room.
+// A flood is limited to the share of its service, and is counted. Existing flows stay, and idle ones are evicted.
 func TestFlood(t *testing.T) {
 	l := load(t, sdktest.Options{Config: `{"flows": 16, "services": 2}`})
 	e := event{direction: ingress, proto: "udp", local: server, remote: client}
@@ -121,14 +121,14 @@ func TestFlood(t *testing.T) {
 	if err := g.sweep(time.Now(), clock); err != nil {
 		t.Fatal(err)
 	}
-	if c, err := g.Conditions(); err != nil || c[0].Status != "True" { // since it was opened nothing was lost
+	if c, err := g.Conditions(); err != nil || c[0].Status != "True" { // nothing was lost since it was opened
 		t.Errorf("%+v %v", c, err)
 	}
 	l.Run("ingress", e.frame(t))
 	if c, err := g.Conditions(); err != nil || c[0].Reason != "TableFull" {
 		t.Errorf("%+v %v", c, err)
 	}
-	if err := g.sweep(time.Now(), clock+uint64(3*time.Second)); err != nil { // over three quarters: less patience
+	if err := g.sweep(time.Now(), clock+uint64(3*time.Second)); err != nil { // over 3/4 full: shorter timeout
 		t.Fatal(err)
 	}
 	if n := len(l.table()); n != 0 {
@@ -144,13 +144,13 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// Interfaces that are gone leave nothing.
+// Removed interfaces leave no state.
 func TestGoneInterfaces(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	l.Run("egress", tcp(egress, "S", 1, 0, 0).frame(t))
 	g := sdktest.Open[*running](t, l.Compiled, l.Live())
 	begin := sdk.Monotonic()
-	for round, want := range []int{1, 1, 0} { // the second follows at once, as with a request: it may be being registered
+	for round, want := range []int{1, 1, 0} { // the second follows immediately, as with a request: it may be registering
 		if err := g.sweep(time.Now(), begin+uint64(round/2)*uint64(sweepEvery)); err != nil {
 			t.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func TestGoneInterfaces(t *testing.T) {
 	}
 }
 
-// The hour has a fixed size: of each minute the largest talkers, each service its share, and the others as a sum.
+// The hour has a fixed size: per minute the top talkers, with a share for each service, and the sum of the others.
 func TestHourIsBounded(t *testing.T) {
 	var h hour
 	now := time.Unix(1_800_000_000, 0)
@@ -224,7 +224,7 @@ func TestHourIsBounded(t *testing.T) {
 	}
 }
 
-// A connection whose handshake was counted is not counted again with its later packets.
+// A connection is counted with its handshake, and not again with later packets.
 func TestSinceCountsHandshakesOnce(t *testing.T) {
 	v := value{Connections: 1, ToResponder: 5, ToInitiator: 7, First: 1}
 	v.Side[0].Packets = 3
@@ -240,7 +240,7 @@ func TestSinceCountsHandshakesOnce(t *testing.T) {
 	}
 }
 
-// What was carried two seconds ago is in the last minute, whatever the clock says.
+// Traffic of two seconds ago is in the last minute, independent of the clock.
 func TestSinceTheMinuteBefore(t *testing.T) {
 	var h hour
 	begin := time.Unix(1_800_000_000/60*60, 0)
@@ -253,7 +253,7 @@ func TestSinceTheMinuteBefore(t *testing.T) {
 	}
 }
 
-// A clock that is set back, or an older time of another round, ends no minute and takes none away.
+// A clock that is set back, or an older time of another round, neither ends nor removes a minute.
 func TestHourDoesNotTurnBack(t *testing.T) {
 	var h hour
 	now := time.Unix(1_800_000_000, 0)
@@ -270,7 +270,7 @@ func TestHourDoesNotTurnBack(t *testing.T) {
 	}
 }
 
-// Counts that went back are nothing new.
+// Counters that decrease add nothing.
 func TestSinceIsNotNegative(t *testing.T) {
 	now := carried{retransmits: [2]uint64{1, 0}, connections: 1}
 	got := now.since(carried{retransmits: [2]uint64{2, 0}, connections: 2})
@@ -279,7 +279,7 @@ func TestSinceIsNotNegative(t *testing.T) {
 	}
 }
 
-// What a flow carried before the control plane began is not in the current minute; what it carries from then on is.
+// Traffic of a flow before the start of the control plane is not in the current minute; later traffic is.
 func TestHourBeginsWhenItIsOpened(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	l.Run("egress", tcp(egress, "S", 1, 0, 0).frame(t))
@@ -303,7 +303,7 @@ func TestHourBeginsWhenItIsOpened(t *testing.T) {
 	}
 }
 
-// Interfaces that find no room for their counts share the flows of one, and these become free as others do.
+// Interfaces without room for their counts share one set of flows, which are freed like others.
 func TestSharedEntry(t *testing.T) {
 	l := load(t, sdktest.Options{Config: `{"flows": 16, "services": 2}`})
 	g := l.running()
@@ -314,7 +314,7 @@ func TestSharedEntry(t *testing.T) {
 	}
 	sweep := func(clock uint64) {
 		t.Helper()
-		if err := l.running().sweep(time.Now(), clock); err != nil { // one that misses no interface yet
+		if err := l.running().sweep(time.Now(), clock); err != nil { // one that does not miss an interface yet
 			t.Fatal(err)
 		}
 	}
@@ -323,7 +323,7 @@ func TestSharedEntry(t *testing.T) {
 		for port := range uint16(20) {
 			e.remote = netip.AddrPortFrom(client.Addr(), 1000*(1+round)+port)
 			l.Run("ingress", e.frame(t))
-			if port == 17 { // a sweep that takes nothing out makes no room
+			if port == 17 { // a sweep that evicts nothing makes no room
 				sweep(sdk.Monotonic())
 			}
 		}
@@ -341,8 +341,8 @@ func TestSharedEntry(t *testing.T) {
 	}
 }
 
-// While flows are lost again and again, the condition stays false, whether a sweep or a question notices it, and for a
-// minute after the last loss. A count that is lower than before is no loss.
+// While flows are lost repeatedly, the condition stays false, whether a sweep or a query detects it, and for a minute
+// after the last loss. A decreased count is no loss.
 func TestConditionStays(t *testing.T) {
 	l := load(t, sdktest.Options{Config: `{"flows": 16, "services": 1}`})
 	e := event{direction: ingress, proto: "udp", local: server, remote: client}

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// model is what the data plane does, in plain Go: with slices instead of hash tables, and without times.
+// model is the data plane in plain Go, with slices instead of hash tables, and without times.
 type model struct {
 	quota      int
 	flows      map[string]*modelFlow
@@ -37,7 +37,7 @@ type modelSide struct {
 	known                       bool
 }
 
-// event is a packet of a test. src and from are the sender's.
+// event is a packet of a test. src and from belong to the sender.
 type event struct {
 	direction int
 	proto     string // tcp, udp, icmp
@@ -152,7 +152,7 @@ func (f *modelFlow) tcp(e event) {
 	}
 }
 
-// figures are a flow as text, so that model and data plane can be compared.
+// figures returns a flow of the model as text, for the comparison with the data plane.
 func (f *modelFlow) figures() string {
 	out := fmt.Sprintf("by %s, %s, %d connections, measured %t %t", directions[f.initiator], f.handshake, f.connections,
 		f.responder, f.toInitiator)
@@ -175,7 +175,7 @@ func flagBits(flags string) (bits int) {
 	return bits
 }
 
-// figures are the same of the data plane.
+// figures returns a flow of the data plane as text.
 func (v *value) figures() string {
 	handshake := []string{"", "syn", "syn-ack", "done", "ambiguous"}[v.Handshake]
 	out := fmt.Sprintf("by %s, %s, %d connections, measured %t %t", directions[v.Initiator], handshake, v.Connections,
@@ -198,7 +198,7 @@ func (k key) text() string {
 		netip.AddrPortFrom(remote, portOf(k.RemotePort)))
 }
 
-// random returns a packet of few connections, whose numbers are near each other and near where they wrap.
+// random returns a packet of one of few connections, with similar sequence numbers close to wrap-around.
 func random(r *rand.Rand) event {
 	pick := func(of ...string) string { return of[r.IntN(len(of))] }
 	local, remote := pick("10.0.0.1", "10.0.0.2"), pick("192.0.2.1", "192.0.2.2")
@@ -219,7 +219,7 @@ func random(r *rand.Rand) event {
 	return e
 }
 
-// The data plane does what the model does, with whatever packets.
+// The data plane behaves as the model for random packets.
 func TestModel(t *testing.T) {
 	for _, hook := range []string{"tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
@@ -261,7 +261,7 @@ func (l *loaded) running() *running {
 	return sdktest.Open[*running](l.t, l.Compiled, l.Live())
 }
 
-// table are the entries as text.
+// table returns the entries as text.
 func (l *loaded) table() map[string]string {
 	l.t.Helper()
 	out := map[string]string{}

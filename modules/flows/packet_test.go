@@ -17,7 +17,7 @@ import (
 
 var client, server = netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("192.0.2.1:443")
 
-// tcp is a segment between the ends of these tests; a direction is the service's.
+// tcp returns a segment between the ends of these tests; the direction is that of the service.
 func tcp(direction int, flags string, seq, ack uint32, payload int) event {
 	return event{direction: direction, proto: "tcp", local: client, remote: server, flags: flags, seq: seq, ack: ack,
 		payload: payload}
@@ -43,13 +43,13 @@ func (l *loaded) send(all ...event) *value {
 	return out
 }
 
-// The time of a handshake is that between the packets, at the place where they pass.
+// The time of a handshake is the time between its packets at the hook.
 func TestHandshake(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	l.send(tcp(egress, "S", 100, 0, 0))
-	time.Sleep(20 * time.Millisecond) // the round trip to the responder that is measured
+	time.Sleep(20 * time.Millisecond) // the measured round trip to the responder
 	l.send(tcp(ingress, "SA", 500, 101, 0))
-	time.Sleep(10 * time.Millisecond) // the round trip to the initiator that is measured
+	time.Sleep(10 * time.Millisecond) // the measured round trip to the initiator
 	v := l.send(tcp(egress, "A", 101, 501, 0), tcp(egress, "PA", 101, 501, 20), tcp(ingress, "A", 501, 121, 0))
 	for what, d := range map[string][2]uint64{"responder": {v.ToResponder, 20}, "initiator": {v.ToInitiator, 10}} {
 		if got := time.Duration(d[0]); got < time.Duration(d[1])*time.Millisecond || got > 5*time.Second {
@@ -61,7 +61,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// A handshake of which a packet was sent again has no round trip: either one may have been answered.
+// A handshake with a retransmission has no round-trip time, since either packet may have been answered.
 func TestRepeatedHandshake(t *testing.T) {
 	syn, synAck, ack := tcp(ingress, "S", 100, 0, 0), tcp(egress, "SA", 500, 101, 0), tcp(ingress, "A", 101, 501, 0)
 	for name, c := range map[string]struct {
@@ -90,7 +90,7 @@ func TestRepeatedHandshake(t *testing.T) {
 func TestRetransmits(t *testing.T) {
 	open := []event{tcp(egress, "S", 0xfffffff0, 0, 0), tcp(ingress, "SA", 7, 0xfffffff1, 0),
 		tcp(egress, "A", 0xfffffff1, 8, 0)}
-	first, second := tcp(egress, "PA", 0xfffffff1, 8, 100), tcp(egress, "PA", 85, 8, 50) // the number wraps in the first
+	first, second := tcp(egress, "PA", 0xfffffff1, 8, 100), tcp(egress, "PA", 85, 8, 50) // the first one wraps
 	for name, c := range map[string]struct {
 		packets []event
 		want    uint32
@@ -132,7 +132,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// Whatever the bytes of a frame are, it passes unchanged, and is counted once: in a flow, or as one that is none.
+// A frame with any bytes passes unchanged, and is counted once: in a flow, or as not belonging to one.
 func TestHostile(t *testing.T) {
 	for _, hook := range []string{"tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
@@ -176,7 +176,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// What is IP and does not parse is counted as such, and in no flow.
+// IP packets that cannot be parsed are counted as such, and in no flow.
 func TestUnreadable(t *testing.T) {
 	whole := tcp(egress, "PA", 1, 1, 40).frame(t)
 	change := func(at int, to byte) []byte {
@@ -205,7 +205,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// leastOf is the length below which the kernel does not make a test run: on TC it reads the IP header itself.
+// leastOf returns the minimum length for test runs: on TC the kernel reads the IP header itself.
 func leastOf(hook string, frame []byte) int {
 	switch kind := binary.BigEndian.Uint16(frame[12:]); {
 	case hook == "xdp":
@@ -218,7 +218,7 @@ func leastOf(hook string, frame []byte) int {
 	return 15
 }
 
-// Fragments after the first have no ports: they are a flow of their own.
+// Later fragments have no ports: they are a separate flow.
 func TestFragments(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	e := event{direction: egress, proto: "udp", local: client, remote: server, payload: 16}
@@ -247,7 +247,7 @@ func TestLayouts(t *testing.T) {
 	sdktest.Layout(t, spec.Types, "flows_value", value{})
 }
 
-// maxVerified is for Linux 6.1, as that of the NAT.
+// maxVerified is the limit for Linux 6.1, like that of the NAT.
 const maxVerified = 100_000
 
 func TestVerifies(t *testing.T) {

@@ -20,7 +20,7 @@ func classes(n int, format string) string {
 	return `{"classes": [` + strings.Join(all, ",") + `]}`
 }
 
-// fallback is a class with one, and with other properties of both.
+// fallback returns a class with a fallback, and more properties of class and fallback.
 func fallback(class, more string) string {
 	return `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [5005]}, ` + class +
 		`, "fallback": {"app": "linear"` + more + `}}]}`
@@ -95,7 +95,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// A full table is one: 32 classes, 16 of which programs can open.
+// The largest table: 32 classes, 16 of which programs can open.
 func TestFullTable(t *testing.T) {
 	for _, n := range []int{1, 16} {
 		if _, err := Control().Compile(json.RawMessage(classes(n, `{"name": "c%d"}`))); err != nil {
@@ -108,12 +108,12 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// Missed deadlines are reported once, also when a consumer keeps its counters across configurations.
+// Missed deadlines are reported once, also if a consumer keeps its counters across configurations.
 func TestMissesAreToldOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)
 	p := &pages{}
 	for _, c := range f.Classes {
-		if c.slot != noRing { // others have no page
+		if c.slot != noRing { // classes without a ring have no page
 			p[c.slot] = make([]byte, pageBytes)
 		}
 	}

@@ -29,7 +29,7 @@ const (
 	opPayload
 )
 
-// commander is the least that a program does to send control messages.
+// commander is a minimal sender of control messages.
 type commander struct {
 	t        testing.TB
 	slot     int
@@ -54,7 +54,7 @@ func (k *kernel) commander(name string) *commander {
 	return &commander{k.t, slot, &k.pages.state(slot).Doorbell, consumer, producer, uint64(size)}
 }
 
-// put submits a message; false if there is no room.
+// put submits a message, and reports whether there was room.
 func (c *commander) put(m control64) bool {
 	const length = uint64(unsafe.Sizeof(m))
 	at := *word(c.producer)
@@ -81,7 +81,7 @@ func (c *commander) send(messages ...control64) {
 	c.ring()
 }
 
-// A program changes its class while packets flow; the next packet finds it changed.
+// A program changes its class under traffic; the change applies to the next packet.
 func TestControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r, c := k.open("ctrl"), k.commander("ctrl")
@@ -94,7 +94,7 @@ func TestControls(t *testing.T) {
 			records, caplen int
 		}{
 			{"as configured", nil, f, dropped, 1, len(f)},
-			{"stop", []control64{{Op: opStop}}, f, dropped, 0, 0}, // by the class behind
+			{"stop", []control64{{Op: opStop}}, f, dropped, 0, 0}, // by the following class
 			{"start", []control64{{Op: opStart}}, f, dropped, 1, len(f)},
 			{"copy", []control64{{Op: opAction, Value: 3}}, f, passed, 1, len(f)},
 			{"pass", []control64{{Op: opAction, Value: 0}}, f, passed, 0, 0},
@@ -126,7 +126,7 @@ func TestControls(t *testing.T) {
 	})
 }
 
-// Messages that make no sense change nothing, a flood is taken in pieces, and a corrupt ring does no harm.
+// Invalid messages change nothing, a flood is processed in batches, and a corrupt ring causes no error.
 func TestHostileControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		k.open("data")
@@ -162,7 +162,7 @@ func TestHostileControls(t *testing.T) {
 		for ; *c.doorbell != 0; packets++ {
 			k.run(f)
 		}
-		var rested uint64 // emulated machines take so long for messages that the class is left alone for a while
+		var rested uint64 // emulated machines process messages so slowly that the class is skipped for a while
 		if err := k.maps["rests"].Lookup(uint32(c.slot), &rested); err != nil {
 			t.Fatal(err)
 		}
@@ -189,8 +189,8 @@ func TestHostileControls(t *testing.T) {
 	})
 }
 
-// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not examined for a
-// while: packets do not wait for it each time. Messages of other classes are taken.
+// The kernel skips a ring full of invalid messages up to its producer position, and then does not read it for a while,
+// so that packets are not delayed each time. Messages of other classes are processed.
 func TestSkippedControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r, c, other := k.open("data"), k.commander("ctrl"), k.commander("data")
@@ -200,7 +200,7 @@ func TestSkippedControls(t *testing.T) {
 		}
 		atomic.StoreUint64(word(c.producer), 1<<40)
 		f := datagram(8080, "1234DATA").bytes()
-		for range 2 { // the first time for a while is forgiven
+		for range 2 { // the first time in a while has no effect
 			c.ring()
 			k.run(f)
 		}
@@ -212,7 +212,7 @@ func TestSkippedControls(t *testing.T) {
 		if now := atomic.LoadUint64(word(c.consumer)); skipped == 0 || now != skipped {
 			t.Errorf("the kernel skipped %d bytes with the first packets, %d with those behind it", skipped, now-skipped)
 		}
-		if err := k.maps["rests"].Put(uint32(c.slot), uint64(1)); err != nil { // as if a long time had gone by
+		if err := k.maps["rests"].Put(uint32(c.slot), uint64(1)); err != nil { // as after a long time
 			t.Fatal(err)
 		}
 		for range 3 {
@@ -233,12 +233,12 @@ func TestSkippedControls(t *testing.T) {
 	})
 }
 
-// A packet meets all of a message or nothing of it, though another CPU makes the change at that time: the class wants A
-// first or B second in turn, so that A then B always belongs to it, and B then A never.
+// A packet sees a message completely or not at all, although another CPU applies it concurrently: the class alternately
+// matches A first or B second, so that A then B always matches, and B then A never.
 func TestNoTornClass(t *testing.T) {
 	onHooks(t, `{"classes": [{"name": "a", "match": {"payload": [{"bytes": "4141414141414141"}]}}, {"name": "b"}]}`,
 		func(t *testing.T, k *kernel) {
-			const packets, changed = 3000, 300 // at least
+			const packets, changed = 3000, 300 // minimum numbers
 			c := k.commander("a")
 			first := control64{Op: opPayload, Value: 0<<16 | 8, Bytes: [8]byte([]byte("AAAAAAAA")),
 				Mask: [8]byte([]byte("\xff\xff\xff\xff\xff\xff\xff\xff"))}
@@ -277,8 +277,8 @@ func TestNoTornClass(t *testing.T) {
 		})
 }
 
-// A CPU that is taken away in the middle of a change, by a hypervisor or a task of higher priority, holds no packet up
-// and lets none pass: packets meet the classes as they were.
+// A CPU that is preempted within a change, by the hypervisor or a task of higher priority, neither delays packets nor
+// lets them pass: packets see the previous classes.
 func TestStuckWriter(t *testing.T) {
 	onHooks(t, `{"classes": [{"name": "no", "match": {"protocol": "udp", "ports": [7]}, "action": "drop"}]}`,
 		func(t *testing.T, k *kernel) {
@@ -301,9 +301,9 @@ func TestStuckWriter(t *testing.T) {
 		})
 }
 
-// Processors with weak memory ordering (arm64) need barriers where a table changes hands, and BPF's only ones are
-// atomic operations that return a value (Documentation/atomic_t.txt). Emulation on x86 cannot show that one is missing,
-// the instructions can.
+// Processors with weak memory ordering (arm64) need barriers where a table changes its owner, and BPF's only ones are
+// atomic operations that return a value (Documentation/atomic_t.txt). Emulation on x86 cannot reveal a missing one.
+// Therefore the test checks the instructions.
 func TestChangesAreOrdered(t *testing.T) {
 	at := int16(unsafe.Offsetof(tableEntry{}.Version))
 	p := pkgstest.Package(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// The data plane and the model decide alike. INTERCEPT_SECONDS sets how long.
+// Data plane and model make the same decisions. INTERCEPT_SECONDS sets the duration.
 func TestAgainstModel(t *testing.T) {
 	first, seconds := seed.Of(t), 1
 	if n, err := strconv.Atoi(os.Getenv("INTERCEPT_SECONDS")); err == nil {
@@ -51,7 +51,7 @@ func TestAgainstModel(t *testing.T) {
 	})
 }
 
-// become puts other classes into the maps.
+// become writes other classes to the maps.
 func (k *kernel) become(c *config) error {
 	if err := (&Intercept{config: c}).forget(k.maps, nil); err != nil {
 		return err
@@ -63,7 +63,7 @@ func (k *kernel) become(c *config) error {
 	return errors.Join(k.maps[mapTable].Lookup(1-k.half(), &e), k.maps[mapTable].Put(k.half(), e))
 }
 
-// decision is the class whose counters a packet moves, -1 if none.
+// decision returns the class whose counters a packet increments, or -1.
 func (k *kernel) decision(c *config, raw []byte) int {
 	var before [maxClasses]uint64
 	for i, one := range c.Classes {
@@ -82,7 +82,7 @@ func (k *kernel) decision(c *config, raw []byte) int {
 	return -1
 }
 
-// decide is the model: the first class that matches.
+// decide is the model: it returns the first matching class.
 func decide(c *config, f frame) int {
 	return slices.IndexFunc(c.Classes, func(one *class) bool {
 		return one.directions()&isIngress != 0 && f.matches(&one.Match)
@@ -129,7 +129,7 @@ func (c condition) holds(payload []byte) bool {
 	return bytes.Equal(got, want)
 }
 
-// Few values, so that packets and classes meet.
+// Few values, so that packets match classes.
 func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
 func randomConfig(r *rand.Rand) *config {

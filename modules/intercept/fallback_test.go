@@ -15,13 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// loop has a law: the answer is the request's step, and -2.5 times its state plus 7.
+// loop has a fallback: the answer is the request's step, and -2.5 times its state plus 7.
 const loop = `{"classes": [{"name": "loop", "action": "steal", "deadline": "20ms", "watchdog": "10s", "ring": "64Ki",
 	"match": {"protocol": "udp", "ports": [5005], "payload": [{"bytes": "43"}]},
 	"fallback": {"app": "linear", "reply": "0000000000000000", "copy": [{"from": 4, "to": 0}],
 		"sum": [{"from": 8, "times": -2.5}], "constant": 7, "to": 4, "sourceRate": 0}}, {"name": "rest"}]}`
 
-// state is a request that a controller would answer, with right checksums.
+// stateFrame returns a request to a controller, with correct checksums.
 func stateFrame(from, to string, step uint32, value int32) []byte {
 	payload := binary.BigEndian.AppendUint32([]byte("CTRL"), step)
 	f := packet(from, to, udp, 40000, 5005, string(binary.BigEndian.AppendUint32(payload, uint32(value))))
@@ -49,7 +49,7 @@ const (
 	plant6, controller6 = "fd00::1", "fd00::2"
 )
 
-// lawful checks that a request is answered by the law.
+// lawful checks that a request is answered by the fallback.
 func (k *kernel) lawful(what string, raw []byte, step uint32, push int32) {
 	k.t.Helper()
 	v, reply := k.runOut(raw)
@@ -68,12 +68,12 @@ func (k *kernel) lawful(what string, raw []byte, step uint32, push int32) {
 	}
 }
 
-// The law answers while no program has the class open, and while the one that has it has not read a packet within the
-// deadline, whatever it writes into its page. It does so until that packet is read.
+// The fallback answers while no program has the class open, or while its program has not read a packet within the
+// deadline, independent of the contents of its page, until that packet is read.
 func TestFallback(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		k.lawful("no program", stateFrame(plant, controller, 1, 1000), 1, -2493)
-		k.lawful("no program, IPv6", stateFrame(plant6, controller6, 2, -3), 2, 15) // 7.5: halves go up
+		k.lawful("no program, IPv6", stateFrame(plant6, controller6, 2, -3), 2, 15) // 7.5, rounded up
 		r := k.open("loop")
 		for round := range uint32(3) {
 			for range 5 {
@@ -99,7 +99,7 @@ func TestFallback(t *testing.T) {
 	})
 }
 
-// What the responder would not answer passes, as it does without a law.
+// Requests that the responder would not answer pass, as without a fallback.
 func TestFallbackChecksRequests(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		right := stateFrame(plant, controller, 1, 1)
@@ -122,7 +122,7 @@ func TestFallbackChecksRequests(t *testing.T) {
 				t.Errorf("%s: %s %x", name, v, out)
 			}
 		}
-		for n := 34; n < len(right); n++ { // test runs on TC take nothing shorter
+		for n := 34; n < len(right); n++ { // test runs on TC accept nothing shorter
 			if v := k.run(right[:n]); v != passed {
 				t.Errorf("%d bytes: %s", n, v)
 			}
@@ -130,11 +130,11 @@ func TestFallbackChecksRequests(t *testing.T) {
 		if c := k.report("loop"); c.Fallbacks != 0 {
 			t.Errorf("%+v", c)
 		}
-		k.lawful("right", right, 1, 5) // 4.5: halves go up
+		k.lawful("right", right, 1, 5) // 4.5, rounded up
 	})
 }
 
-// Packets that find no room are answered, and so are those of a program that reads, but falls behind.
+// Packets without room are answered, and so are those of a program that reads too slowly.
 func TestFallbackOfASlowProgram(t *testing.T) {
 	onHooks(t, strings.Replace(loop, `"20ms"`, `"10s"`, 1), func(t *testing.T, k *kernel) {
 		r, lost := k.open("loop"), 0
@@ -157,7 +157,7 @@ func TestFallbackOfASlowProgram(t *testing.T) {
 		if v := k.run(stateFrame(plant, controller, 1, 2)); v != dropped {
 			t.Fatalf("it reads: %s", v)
 		}
-		time.Sleep(40 * time.Millisecond) // twice the deadline: 30 packets wait, the last of them for so long
+		time.Sleep(40 * time.Millisecond) // twice the deadline: 30 packets wait, the last of them this long
 		r.take()
 		k.lawful("it reads too slowly", stateFrame(plant, controller, 1, 2), 1, 2)
 		r.drain()
@@ -167,7 +167,7 @@ func TestFallbackOfASlowProgram(t *testing.T) {
 	})
 }
 
-// The log says once in a while that the law answers, and not what it answered before.
+// The log reports at intervals that the fallback answers, without earlier answers.
 func TestFallbackIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()
@@ -192,7 +192,7 @@ func TestFallbackIsLogged(t *testing.T) {
 	}
 }
 
-// Another CPU met its packet later, and was the first to deliver it: the record that waits is younger than our packet.
+// Another CPU received its packet later, but delivered it first: the waiting record is newer than this packet.
 func TestFallbackWithAnotherCPUAhead(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		k.open("loop")
@@ -200,7 +200,7 @@ func TestFallbackWithAnotherCPUAhead(t *testing.T) {
 			t.Fatal(v)
 		}
 		f := k.flow()
-		f.Since += uint64(time.Hour) // in truth a microsecond
+		f.Since += uint64(time.Hour) // in reality a microsecond
 		if err := k.maps[mapFlows].Put(uint32(0), &f); err != nil {
 			t.Fatal(err)
 		}
@@ -218,9 +218,9 @@ func (k *kernel) flow() (f flowEntry) {
 	return f
 }
 
-// A packet that finds no room is no record that waits: the age of the next one is its own.
+// A packet without room is not a waiting record: the next one has its own age.
 func TestFallbackForgetsWhatFoundNoRoom(t *testing.T) {
-	patient := strings.Replace(loop, "20ms", "9s", 1) // the ring is full before, also in an emulated machine
+	patient := strings.Replace(loop, "20ms", "9s", 1) // the ring is full earlier, also on an emulated machine
 	onHooks(t, patient, func(t *testing.T, k *kernel) {
 		r := k.open("loop")
 		for k.run(stateFrame(plant, controller, 1, 1)) == dropped {
@@ -239,8 +239,8 @@ func TestFallbackForgetsWhatFoundNoRoom(t *testing.T) {
 	})
 }
 
-// A program that has closed its class keeps ring, page and control messages mapped: the law answers whatever it writes
-// there, and whatever it has changed before.
+// A program that has closed its class keeps ring, page and control messages mapped: the fallback answers, independent
+// of what it writes there, and of its previous changes.
 func TestFallbackAfterTheProgram(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		r, c := k.open("loop"), k.commander("loop")
@@ -251,7 +251,7 @@ func TestFallbackAfterTheProgram(t *testing.T) {
 			if v := k.run(stateFrame(plant, controller, 1, 1)); v != passed {
 				t.Fatalf("%+v: %s", m, v)
 			}
-			c.send(m) // which no packet meets while the program is there
+			c.send(m) // no packet arrives while the program has the class open
 			g.vacate(k.class("loop"), k.pages)
 			k.lawful("the program has gone", stateFrame(plant, controller, 1, 1), 1, 5)
 			c.send(m)
@@ -264,7 +264,7 @@ func TestFallbackAfterTheProgram(t *testing.T) {
 	})
 }
 
-// A program has no answers sent from another port than the configuration's.
+// A program cannot make answers leave from a port other than the configured one.
 func TestFallbackKeepsItsPort(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		raw := stateFrame(plant, controller, 1, 1)

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// hosts are a client, the one that it sends to, and another one that gets the packets of the class, of one family.
+// hosts has a client, the destination of its packets, and the target of the class, in one address family.
 type hosts struct {
 	t                     *testing.T
 	lab                   *netlab.Lab
@@ -31,7 +31,7 @@ type hosts struct {
 	bridged               bool
 }
 
-// newHosts adds three hosts with interfaces of their own to a node that routes between them.
+// newHosts adds three hosts with separate interfaces to a node that routes between them.
 func newHosts(t *testing.T, opts netlab.HostOptions) *hosts {
 	t.Helper()
 	sdktest.NeedRoot(t)
@@ -81,17 +81,17 @@ func expectText(t *testing.T, at *net.UDPConn, text string, from netip.AddrPort)
 	}
 }
 
-// expectNothing reports what has come to a socket.
+// expectNothing fails if a socket has received a datagram.
 func expectNothing(t *testing.T, at *net.UDPConn) {
 	t.Helper()
 	b := make([]byte, 2048)
-	_ = at.SetReadDeadline(time.Now().Add(-time.Second)) // what is there is read all the same
+	_ = at.SetReadDeadline(time.Now().Add(-time.Second)) // pending data is still read
 	if n, who, err := at.ReadFromUDPAddrPort(b); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("%q from %v, %v; want nothing", b[:n], who, err)
 	}
 }
 
-// attachAt puts the program onto an interface of the node.
+// attachAt attaches the program to an interface of the node.
 func (k *kernel) attachAt(lab *netlab.Lab, index int, side chain.Side) {
 	k.t.Helper()
 	var l link.Link
@@ -113,7 +113,7 @@ func (k *kernel) attachAt(lab *netlab.Lab, index int, side chain.Side) {
 	k.t.Cleanup(func() { l.Close() })
 }
 
-// takesXDP lets the other end of a host's interface send frames that XDP redirects.
+// takesXDP attaches an XDP program to the peer of a host's interface, which redirected frames require.
 func takesXDP(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL",
@@ -137,7 +137,7 @@ func takesXDP(t *testing.T, h *netlab.Host) {
 	}
 }
 
-// routed are the packets that the node's network stack has forwarded.
+// routed returns the number of packets that the node's network stack has forwarded.
 func (h *hosts) routed(six bool) int {
 	h.t.Helper()
 	var text []byte
@@ -147,7 +147,7 @@ func (h *hosts) routed(six bool) int {
 	}
 	fields := strings.Fields(string(text))
 	at := slices.Index(fields, "Ip6OutForwDatagrams") + 1
-	if !six { // a line of names, and one of numbers
+	if !six { // a line of names, then a line of values
 		at = slices.Index(fields[1:], "Ip:") + 1 + slices.Index(fields, "ForwDatagrams")
 	}
 	n, err := strconv.Atoi(fields[at])
@@ -157,16 +157,16 @@ func (h *hosts) routed(six bool) int {
 	return n
 }
 
-// Packets of a class reach another host, from their sender's address, through real interfaces; others reach the host
-// that they were sent to. On TC the node resolves the neighbour itself; on XDP its stack forwards the first packet, and
-// all of those for which the class names no interface.
+// Packets of a class reach the target host with their sender's address, through real interfaces; others reach their
+// destination. On TC the node resolves the neighbour itself; on XDP its stack forwards the first packet, and all
+// packets if the class has no interface.
 func TestForwardLive(t *testing.T) {
 	for _, six := range []bool{false, true} {
 		for _, c := range []struct {
 			name    string
 			side    chain.Side
 			named   bool
-			by      string // whose interface the program is on
+			by      string // host of the program's interface
 			bridged bool
 		}{
 			{"TC, to a service", chain.OnTCEgress, false, "server", true},
@@ -188,19 +188,19 @@ func TestForwardLive(t *testing.T) {
 					at = h.client
 				}
 				if c.side == chain.OnXDP {
-					takesXDP(t, h.client) // a reply to it would need it, too
+					takesXDP(t, h.client) // replies to it need it, too
 					takesXDP(t, h.third)
 				}
 				k.attachAt(h.lab, at.OuterIndex(), c.side)
-				// a packet that is met at the interface of a service has been routed there
+				// packets at the interface of a service have been routed
 				h.tryForward(k, six, c.bridged || c.by == "client" && (c.side != chain.OnXDP || c.named))
 			})
 		}
 	}
 }
 
-// tryForward sends packets of the class and others in turn. direct: the node's stack forwards no more than the first
-// one of the class.
+// tryForward sends packets of the class and others alternately. direct: the node's stack forwards at most the first one
+// of the class.
 func (h *hosts) tryForward(k *kernel, six, direct bool) {
 	t := h.t
 	t.Helper()
@@ -227,7 +227,7 @@ func (h *hosts) tryForward(k *kernel, six, direct bool) {
 	if r := k.report("on"); r.Packets != rounds || r.Forwarded != rounds || len(r.Unforwarded) > 0 {
 		t.Errorf("%+v", r)
 	}
-	// those of no class are forwarded by the stack where the hosts are not on one bridge
+	// packets without a class are forwarded by the stack unless the hosts are on one bridge
 	others := rounds - 1
 	if h.bridged {
 		others = 0

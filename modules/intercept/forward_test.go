@@ -22,8 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// Addresses in the node of a router: hosts whose hardware address it knows, others of the same network, and one that it
-// has no route to.
+// Addresses for the router: hosts with known hardware addresses, others of the same network, and one without a route.
 var (
 	near4, near6   = netip.MustParseAddr("10.99.7.7"), netip.MustParseAddr("fd99::77")
 	quiet4, quiet6 = netip.MustParseAddr("10.99.7.8"), netip.MustParseAddr("fd99::88")
@@ -31,7 +30,7 @@ var (
 	nearMAC        = []byte{2, 0, 0, 0, 7, 7}
 )
 
-// router is a node that forwards, with a bridge, and one more interface that nothing is behind.
+// router is a node that forwards, with a bridge, and another interface without hosts.
 type router struct {
 	*netlab.Lab
 	bridge netlink.Link
@@ -76,7 +75,7 @@ func newRouter(t *testing.T) *router {
 	return r
 }
 
-// run gives a frame to the program as the node would.
+// run passes a frame to the program as the node would.
 func (r *router) run(k *kernel, frame []byte) (v verdict, out []byte) {
 	k.t.Helper()
 	if err := r.Node().Do(func() error { v, out = k.runOut(frame); return nil }); err != nil {
@@ -85,7 +84,7 @@ func (r *router) run(k *kernel, frame []byte) (v verdict, out []byte) {
 	return v, out
 }
 
-// exits has the module attached to interfaces of the node.
+// exits sets the interfaces of the node to which the module is attached.
 func (k *kernel) exits(interfaces map[string]int) {
 	k.t.Helper()
 	g := &running{Intercept: k.Intercept, half: int(k.half()), live: sdk.Live{Maps: k.maps,
@@ -100,17 +99,17 @@ func (k *kernel) exits(interfaces map[string]int) {
 	}
 }
 
-// forwards has one class with a match and a target.
+// forwards returns a config of one class with a match and a target.
 func forwards(match, target string) string {
 	return `{"classes": [{"name": "on", "match": {` + match + `}, "action": "forward", "forward": {` + target + `}}]}`
 }
 
 const udpOnly = `"protocol": "udp"`
 
-// sentOn is the verdict on a packet that leaves by an interface.
+// sentOn is the verdict on a packet that leaves through an interface.
 var sentOn = map[chain.Hook]verdict{chain.XDP: redirected, chain.TC: answered}
 
-// sum16 is the ones' complement sum of 16-bit words (RFC 1071). All parts but the last are of even length.
+// sum16 returns the ones' complement sum of 16-bit words (RFC 1071). All parts but the last have even length.
 func sum16(parts ...[]byte) uint16 {
 	sum := uint32(0)
 	for i, b := range bytes.Join(parts, nil) {
@@ -122,7 +121,7 @@ func sum16(parts ...[]byte) uint16 {
 	return uint16(sum)
 }
 
-// plain takes a plain frame apart: the pseudo-header, the transport protocol, and where that begins and ends.
+// plain parses a plain frame: pseudo-header, transport protocol, and the transport header's start and end.
 func plain(raw []byte) (pseudo []byte, proto byte, l4, end int) {
 	if raw[12] == 0x08 {
 		proto, l4, pseudo = raw[23], 34, raw[26:34]
@@ -135,11 +134,11 @@ func plain(raw []byte) (pseudo []byte, proto byte, l4, end int) {
 	return binary.BigEndian.AppendUint16(pseudo, uint16(end-l4)), proto, l4, end
 }
 
-// checkOffsets are those of the transport checksums.
+// checkOffsets are the offsets of transport checksums.
 var checkOffsets = map[byte]int{udp: 6, tcp: 16, icmpv6: 2, icmp: 2}
 
-// residuals are the sums over what each checksum of a plain frame covers, itself included, by its place: 0xffff if it
-// is right.
+// residuals returns the sums over the bytes that each checksum of a plain frame covers, including itself, by offset:
+// 0xffff if it is correct.
 func residuals(raw []byte) map[int]uint16 {
 	out := map[int]uint16{}
 	pseudo, proto, l4, end := plain(raw)
@@ -155,7 +154,7 @@ func residuals(raw []byte) map[int]uint16 {
 	return out
 }
 
-// setChecksums completes those of a plain frame.
+// setChecksums sets the checksums of a plain frame.
 func setChecksums(raw []byte) {
 	for at := range residuals(raw) {
 		binary.BigEndian.PutUint16(raw[at:], 0)
@@ -167,12 +166,12 @@ func setChecksums(raw []byte) {
 	}
 }
 
-// isPlain reports whether a frame has nothing between its fixed headers.
+// isPlain reports whether a frame has only fixed headers.
 func (f frame) isPlain() bool {
 	return f.vlans == 0 && f.options == 0 && len(f.ext) == 0 && f.fragOff == 0 && !f.more
 }
 
-// whole is the frame with its checksums and hops to live.
+// whole returns the frame with checksums and a hop limit.
 func (f frame) whole(ttl byte) []byte {
 	raw := f.bytes()
 	if !f.isPlain() {
@@ -197,12 +196,12 @@ func isPartial(raw []byte) bool {
 	return at > 0 && proto != icmp && binary.BigEndian.Uint16(raw[l4+at:]) == sum16(pseudo)
 }
 
-// way is where a class of the model forwards to.
+// way is the target of the model's class.
 type way struct {
 	hook  chain.Hook
 	to    netip.AddrPort
-	named bool // the interface that the class names is the bridge
-	lost  bool // it is another one
+	named bool // the class names the bridge as interface
+	lost  bool // the class names another interface
 }
 
 func (w way) String() string {
@@ -220,7 +219,7 @@ func (w way) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// model returns the verdict on a packet, why it is not forwarded, and the frame as it leaves.
+// model returns the verdict on a packet, the reason if it is not forwarded, and the resulting frame.
 func (w way) model(f frame, raw []byte) (verdict, string, []byte) {
 	if w.to.IsValid() && (f.proto != udp || f.src.Is4() != w.to.Addr().Is4()) {
 		return passed, "no class", raw
@@ -255,15 +254,14 @@ func (w way) model(f frame, raw []byte) (verdict, string, []byte) {
 		}
 	}
 	if w.hook == chain.XDP && !(w.named && hasNeighbour) {
-		return passed, "", out // the stack takes the hop off
+		return passed, "", out // the stack decrements the hop limit
 	}
 	out[f.hopsAt()]--
 	return sentOn[w.hook], "", out
 }
 
-// expect gives a frame to a class's program and compares the verdict and the frame with the
-// model's. Checksums have to be as
-// right, or wrong, as they were.
+// expect passes a frame to a class's program, and compares verdict and frame with the model's. Correct checksums must
+// stay correct, and wrong ones wrong.
 func (r *router) expect(k *kernel, w way, f frame, raw []byte) string {
 	k.t.Helper()
 	want, why, out := w.model(f, raw)
@@ -297,7 +295,7 @@ func (r *router) compare(raw, got, want []byte) string {
 	was, is := residuals(raw), residuals(got)
 	for at, sum := range was {
 		check := binary.BigEndian.Uint16(got[at:])
-		none := binary.BigEndian.Uint16(raw[at:]) == 0 && at != 24 // of UDP: it stays none
+		none := binary.BigEndian.Uint16(raw[at:]) == 0 && at != 24 // UDP without a checksum stays without one
 		if is[at] != sum && !none || none && check != 0 || !none && check == 0 && at != 24 {
 			return fmt.Sprintf("checksum at %d is %04x, over all %04x, before %04x: %x", at, check, is[at], sum, got)
 		}
@@ -317,7 +315,7 @@ func udpTo(dst netip.Addr, dport uint16, payload string) frame {
 	return frame{src: src, dst: dst, proto: udp, sport: 40000, dport: dport, payload: []byte(payload)}
 }
 
-// Packets leave for the target, one hop less to live, or pass unchanged for the reason that is counted.
+// Packets leave to the target with a decremented hop limit, or pass unchanged for the counted reason.
 func TestForward(t *testing.T) {
 	r := newRouter(t)
 	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
@@ -354,7 +352,7 @@ func (r *router) load(t *testing.T, w way) *kernel {
 	return k
 }
 
-// tryAll has packets of each kind, and then random ones.
+// tryAll runs packets of each kind, and then random ones.
 func (r *router) tryAll(t *testing.T, w way) {
 	k := r.load(t, w)
 	for _, dst := range []netip.Addr{near4, near6, quiet4, quiet6, far4} {
@@ -381,7 +379,7 @@ func (r *router) tryAll(t *testing.T, w way) {
 	}
 }
 
-// randomForward is a frame to or from addresses of all kinds, with right, wrong, partial and no checksums.
+// randomForward returns a frame to or from addresses of all kinds, with correct, wrong, partial or no checksums.
 func randomForward(g *rand.Rand) (frame, []byte) {
 	f := randomFrame(g)
 	some := func(four bool) netip.Addr {
@@ -422,7 +420,7 @@ func randomForward(g *rand.Rand) (frame, []byte) {
 	return f, raw
 }
 
-// What is cut off, wherever that is, is not forwarded, and does no harm.
+// Frames truncated at any length are not forwarded, and cause no error.
 func TestForwardCutOff(t *testing.T) {
 	r := newRouter(t)
 	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
@@ -452,8 +450,7 @@ func TestForwardCutOff(t *testing.T) {
 	}
 }
 
-// A node that does not forward, by its sysctl, sends nothing on, and neither do classes whose interface is not
-// attached.
+// If the node's sysctl disables forwarding, nothing is forwarded, nor by classes whose interface is not attached.
 func TestForwardOnlyWhereAllowed(t *testing.T) {
 	r := newRouter(t)
 	f := udpTo(near4, 5005, "x")
@@ -488,14 +485,15 @@ func TestForwardOnlyWhereAllowed(t *testing.T) {
 	}
 }
 
-// skbContext is struct __sk_buff, of which test runs take the size of segments.
+// skbContext is struct __sk_buff, from which test runs read the segment size.
 type skbContext struct {
 	_    [44]uint32
 	Size uint32 // gso_size
 	_    [3]uint32
 }
 
-// Of a packet that the kernel has put together from segments, each has to fit into the MTU, and not the whole.
+// For a packet that the kernel has merged from segments (GRO), each segment must fit into the MTU, not the whole
+// packet.
 func TestForwardSegments(t *testing.T) {
 	r := newRouter(t)
 	for _, w := range []way{{to: netip.AddrPortFrom(near4, 7001)}, {to: netip.AddrPortFrom(near6, 7001)}, {named: true}} {
@@ -525,7 +523,7 @@ func TestForwardSegments(t *testing.T) {
 			if to := w.to.Addr(); to.IsValid() && to.Is4() != dst.Is4() {
 				continue
 			} else if to.IsValid() {
-				f.dst = map[bool]netip.Addr{true: quiet4, false: quiet6}[to.Is4()] // not there already
+				f.dst = map[bool]netip.Addr{true: quiet4, false: quiet6}[to.Is4()] // not the packet's destination
 			}
 			for _, size := range []int{1, 1400, 1500 - headers - 8, 1500 - headers - 7, 1600, 65535} {
 				try(f, size, 1500-headers-8)

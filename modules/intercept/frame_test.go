@@ -14,7 +14,7 @@ const (
 	icmpv6 = 58
 )
 
-// frame says how a packet is wrapped. Checksums are left zero: nothing here reads them.
+// frame describes the encapsulation of a packet. Checksums are zero, since nothing reads them.
 type frame struct {
 	src, dst     netip.Addr
 	proto        uint8
@@ -34,7 +34,7 @@ func packet(src, dst string, proto uint8, sport, dport uint16, payload string) f
 		payload: []byte(payload)}
 }
 
-// datagram is one that most tests send.
+// datagram returns a datagram for most tests.
 func datagram(dport uint16, payload string) frame {
 	return packet("10.0.0.1", "10.0.0.2", udp, 40000, dport, payload)
 }
@@ -48,7 +48,7 @@ func (f frame) ipLen() int {
 	return 40 + 8*len(f.ext) + max(0, f.extLen-8)
 }
 
-// payloadAt is the offset of the payload in the frame.
+// payloadAt returns the offset of the payload in the frame.
 func (f frame) payloadAt() int { return f.linkLen() + f.ipLen() + len(f.transport()) }
 
 func (f frame) bytes() []byte {
@@ -63,7 +63,7 @@ func (f frame) bytes() []byte {
 	return append(append(append(out, 0x86, 0xdd), f.ip6(len(body))...), body...)
 }
 
-// transport is the header; later fragments have none.
+// transport returns the transport header; later fragments have none.
 func (f frame) transport() []byte {
 	if f.fragOff > 0 {
 		return nil

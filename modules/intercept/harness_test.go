@@ -25,7 +25,7 @@ func compileConfig(t testing.TB, config string) *Intercept {
 	return sdktest.Compile[*Intercept](t, Control(), config)
 }
 
-// module is the package as the agent would deploy it.
+// module returns the package as the agent would deploy it.
 func module(t testing.TB, f *Intercept) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
@@ -53,7 +53,7 @@ type kernel struct {
 	pages  *pages
 }
 
-// half is the one that packets meet.
+// half returns the active half.
 func (k *kernel) half() uint32 {
 	k.t.Helper()
 	half, err := k.maps.ActiveHalf()
@@ -79,7 +79,7 @@ func load(t testing.TB, hook chain.Hook, direction chain.Direction, config strin
 	return loadOn(t, chain.OnXDP, direction, config, before...)
 }
 
-// loadOn loads an intercept behind other modules.
+// loadOn loads an intercept after other modules.
 func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config string,
 	before ...dataplane.Module) *kernel {
 	t.Helper()
@@ -114,7 +114,7 @@ var verdicts = map[chain.Hook]map[int32]verdict{
 	chain.TC:  {-1: passed, 2: dropped, 7: answered},
 }
 
-// run gives a frame to the program.
+// run passes a frame to the program.
 func (k *kernel) run(frame []byte) verdict {
 	k.t.Helper()
 	v, _ := k.runOut(frame)
@@ -135,7 +135,7 @@ func (k *kernel) runOut(frame []byte) (verdict, []byte) {
 	return v, opts.DataOut
 }
 
-// report of a class.
+// report returns the report of a class.
 func (k *kernel) report(name string) ClassReport {
 	k.t.Helper()
 	all, err := k.Intercept.report(k.maps)
@@ -151,7 +151,7 @@ func (k *kernel) report(name string) ClassReport {
 	return ClassReport{}
 }
 
-// reader is the least that a program does with a class's ring.
+// reader is a minimal reader of a class's ring.
 type reader struct {
 	t        testing.TB
 	state    *state
@@ -161,7 +161,7 @@ type reader struct {
 	size     uint64
 }
 
-// open takes a class as its consumer.
+// open opens a class as its consumer.
 func (k *kernel) open(name string) *reader {
 	k.t.Helper()
 	c := k.class(name)
@@ -189,7 +189,7 @@ func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceDat
 
 const discarded = 1 << 30
 
-// next is the next record with its frame, nil if there is none. It is not read until done is called.
+// next returns the next record with its frame, or nil. done marks it as read.
 func (r *reader) next() (rec *Record, frame []byte, done func()) {
 	at := atomic.LoadUint64(word(r.consumer))
 	for at < atomic.LoadUint64(word(r.producer)) {
@@ -208,7 +208,7 @@ func (r *reader) next() (rec *Record, frame []byte, done func()) {
 	return nil, nil, nil
 }
 
-// take reads a record.
+// take reads and releases a record.
 func (r *reader) take() (*Record, []byte) {
 	r.t.Helper()
 	rec, frame, done := r.next()
@@ -220,7 +220,7 @@ func (r *reader) take() (*Record, []byte) {
 	return &copied, append([]byte(nil), frame...)
 }
 
-// drain reads all there is.
+// drain reads all records.
 func (r *reader) drain() (n int) {
 	for rec, _ := r.take(); rec != nil; rec, _ = r.take() {
 		n++

@@ -18,14 +18,14 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// Where in a frame the two modules of labellers find the labels that they set: the last bytes of the MAC addresses.
+// Offsets in a frame of the labels that the two modules of labellers set: the last bytes of the MAC addresses.
 const (
 	firstLabel  = 9
 	secondLabel = 3
 	unlabelled  = -1
 )
 
-// labellers are two modules that label packets by kerb_deliver().
+// labellers returns two modules that label packets with kerb_deliver().
 func labellers(t testing.TB) (out []dataplane.Module) {
 	t.Helper()
 	p := pkgstest.PackageIn(t, "testdata/label")
@@ -38,7 +38,7 @@ func labellers(t testing.TB) (out []dataplane.Module) {
 	return out
 }
 
-// labelled is the frame with the labels that the modules before set.
+// labelled returns the frame with the labels for both modules.
 func (f frame) labelled(first, second int) []byte {
 	raw := f.bytes()
 	for at, label := range map[int]int{firstLabel: first, secondLabel: second} {
@@ -76,7 +76,7 @@ func onHooksBehindLabels(t *testing.T, config string, test func(t *testing.T, k 
 	}
 }
 
-// labelFrames are of IPv4 and IPv6, with and without ports.
+// labelFrames returns frames of IPv4 and IPv6, with and without ports.
 func labelFrames() map[string]frame {
 	later4, later6 := datagram(9000, "12345678"), packet("fd00::1", "fd00::2", udp, 1, 9000, "12345678")
 	later4.fragOff, later4.more = 1480, true
@@ -95,7 +95,7 @@ func labelFrames() map[string]frame {
 	}
 }
 
-// labelClass is the model: the class of a frame with a label.
+// labelClass is the model: it returns the class of a frame with a label.
 func (f frame) labelClass(label int) int {
 	switch {
 	case label == 7:
@@ -108,8 +108,8 @@ func (f frame) labelClass(label int) int {
 	return classRest
 }
 
-// A class with a label has the packets that a module before gave this label, of any protocol, and no others: neither
-// those without a label nor those whose label has some of its bits. The last module to label a packet counts.
+// A class with a label matches only packets to which a previous module gave this label, of any protocol: neither those
+// without a label nor those whose label shares bits. The last module that labels a packet takes effect.
 func TestLabelClasses(t *testing.T) {
 	onHooksBehindLabels(t, labelClasses, func(t *testing.T, k *kernel) {
 		r := k.open("seven")
@@ -142,7 +142,7 @@ func TestLabelClasses(t *testing.T) {
 	})
 }
 
-// counted are the packets of each class.
+// counted returns the packet counts of the classes.
 func (k *kernel) counted() (out []uint64) {
 	k.t.Helper()
 	for _, c := range k.Classes {
@@ -155,7 +155,7 @@ func (k *kernel) counted() (out []uint64) {
 	return out
 }
 
-// moved is the class that has counted a packet since, noClass if none has.
+// moved returns the class that has counted a packet since before, or noClass.
 func (k *kernel) moved(before []uint64) int {
 	k.t.Helper()
 	for i, n := range k.counted() {
@@ -178,8 +178,8 @@ func TestLabelSchema(t *testing.T) {
 	}
 }
 
-// What is not IP has no class, whatever its label is; nor has what is shorter than its IP header says, or than this
-// header. All else has one, also where a transport header or a header of extensions is missing.
+// Packets that are not IP have no class with any label; nor have packets that are shorter than their IP header or its
+// length. All others have one, also without a transport header or extension header.
 func TestLabelsOfDamagedPackets(t *testing.T) {
 	onHooksBehindLabels(t, labelClasses, func(t *testing.T, k *kernel) {
 		r := k.open("seven")
@@ -213,7 +213,7 @@ func TestLabelsOfDamagedPackets(t *testing.T) {
 	})
 }
 
-// headerLen is of the IP header without headers of extensions.
+// headerLen returns the length of the IP header without extension headers.
 func (f frame) headerLen() int {
 	if f.src.Is4() {
 		return 20 + f.options
@@ -221,7 +221,7 @@ func (f frame) headerLen() int {
 	return 40
 }
 
-// shortened are the first n bytes of the frame, with an IP header of a packet of that length.
+// shortened returns the first n bytes of the frame, with the IP header of a packet of that length.
 func (f frame) shortened(raw []byte, n int) []byte {
 	out := bytes.Clone(raw)
 	length, at := n-f.linkLen(), f.linkLen()+2
@@ -232,8 +232,8 @@ func (f frame) shortened(raw []byte, n int) []byte {
 	return out[:n]
 }
 
-// No packet begins with a label: neither by a program before the chain that has written to the packet's control block,
-// where parts of a chain on TC hand it on, nor by a module behind.
+// No packet starts with a label: neither from a program before the chain that has written to the packet's control
+// block, in which parts of a chain on TC pass it, nor from a later module.
 func TestNoLabelFromElsewhere(t *testing.T) {
 	const controlBlock = 48 // of struct __sk_buff, 20 bytes
 	k := load(t, chain.TC, chain.Ingress, labelClasses, labellers(t)...)
@@ -271,8 +271,8 @@ func TestNoLabelFromElsewhere(t *testing.T) {
 	}
 }
 
-// A label is compared as a number of 16 bits, whatever the table has, in both versions of the classes that control
-// messages switch between. Without a class that wants one, labels change nothing.
+// A label is compared as a 16-bit number for any contents of the table, in both versions of the classes that control
+// messages switch. Without a class with a label, labels have no effect.
 func TestLabelsInTable(t *testing.T) {
 	onHooksBehindLabels(t, labelClasses, func(t *testing.T, k *kernel) {
 		k.open("seven")
@@ -307,8 +307,8 @@ func TestLabelsInTable(t *testing.T) {
 	})
 }
 
-// want makes a version of the classes the one in force, and sets the label that the first class wants in it. In the
-// other version it wants another one.
+// want activates a version of the classes, and sets the label of the first class in it. The other version has another
+// label.
 func (k *kernel) want(version, label uint32) {
 	k.t.Helper()
 	var e tableEntry

@@ -20,15 +20,15 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// deepAt is an offset in the payload that is in no first page of a frame.
+// deepAt is an offset in the payload after the first page of a frame.
 const deepAt = 6000
 
 const jumbos = `{"classes": [
 	{"name": "deep", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 6000, "bytes": "4b455242"}]}, "action": "steal"},
 	{"name": "all", "match": {"protocol": "udp", "ports": [8080]}}]}`
 
-// Frames of all sizes up to jumbo, with and without VLAN tags, come whole from a real interface: on XDP as buffers of
-// several pages, on TC as the stack has them.
+// Frames of all sizes up to jumbo, with and without VLAN tags, are delivered whole from a real interface: on XDP as
+// multi-buffer frames, on TC as socket buffers.
 func TestJumboAndVLAN(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, w := range []struct {
@@ -67,7 +67,7 @@ func TestJumboAndVLAN(t *testing.T) {
 	}
 }
 
-// attach puts the program where frames to a host pass, and returns what sends some.
+// attach attaches the program on the path of frames to a host, and returns a function that sends frames.
 func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send func([]byte)) {
 	k.t.Helper()
 	var l link.Link
@@ -105,7 +105,7 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send 
 	k.t.Cleanup(func() { unix.Close(fd) })
 	return func(frame []byte) {
 		k.t.Helper()
-		// what is stolen on its way out
+		// frames that are stolen on egress
 		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: h.OuterIndex()}); err != nil &&
 			!errors.Is(err, unix.ENOBUFS) {
 			k.t.Fatalf("%d bytes: %v", len(frame), err)
@@ -113,8 +113,7 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send 
 	}
 }
 
-// expect waits for a frame. The kernel takes the outer tag out of what comes to TC ingress, and leaves it alongside the
-// frame.
+// expect waits for a frame. For TC ingress, the kernel removes the outer tag from the frame and passes it as metadata.
 func (r *reader) expect(f frame, untagged bool) {
 	r.t.Helper()
 	want, tci := f.bytes(), uint16(0)

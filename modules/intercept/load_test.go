@@ -43,7 +43,7 @@ func verifies(t *testing.T, k *kernel) {
 	sdktest.CheckVerified(t, k.prog, maxVerified)
 }
 
-// The Go structures have the layout that the data plane was compiled with.
+// The Go structures have the layout of the compiled data plane.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(chain.TC))

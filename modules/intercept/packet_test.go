@@ -24,7 +24,7 @@ const threeClasses = `{"classes": [
 	{"name": "data", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 4, "bytes": "44415441"}]}, "maxBytes": 64},
 	{"name": "log", "match": {"protocol": "udp", "ports": ["8000-8079", 8080]}, "action": "drop"}]}`
 
-// Packets go to the first class that matches, and it does with them what it says.
+// The action of the first matching class applies to packets.
 func TestClasses(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		ctrl, data := k.open("ctrl"), k.open("data")
@@ -59,7 +59,7 @@ func TestClasses(t *testing.T) {
 	})
 }
 
-// A record has the frame as it came, and says where things are, whatever the size.
+// A record has the unchanged frame, and the offsets of its headers, for any size.
 func TestRecords(t *testing.T) {
 	for _, hook := range []chain.Hook{chain.XDP, chain.TC} {
 		for _, direction := range []chain.Direction{chain.Ingress, chain.Egress} {
@@ -71,7 +71,7 @@ func TestRecords(t *testing.T) {
 func testRecords(t *testing.T, hook chain.Hook, direction chain.Direction) {
 	k := load(t, hook, direction, everything)
 	r := k.open("all")
-	largest := 3500 // test runs on TC take less than a page
+	largest := 3500 // test runs on TC accept less than a page
 	if hook == chain.XDP {
 		largest = 9000
 	}
@@ -124,7 +124,7 @@ const (
 	flagL4        = 1 << 7
 )
 
-// maxBytes cuts, and the record says so; the step of a record holds it.
+// maxBytes truncates frames, with the flag in the record. The record's size has room for it.
 func TestTruncated(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r := k.open("data")
@@ -138,7 +138,7 @@ func TestTruncated(t *testing.T) {
 	})
 }
 
-// Fragments and packets without transport header are distinguished.
+// Fragments and packets without transport header have different flags.
 func TestFragments(t *testing.T) {
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
 		r := k.open("all")
@@ -162,7 +162,7 @@ func TestFragments(t *testing.T) {
 	})
 }
 
-// What is not IP passes, though a class matches everything; and so does what is cut off, wherever that is.
+// Packets that are not IP pass, although a class matches everything, and so do packets truncated at any length.
 func TestNotIP(t *testing.T) {
 	onHooks(t, `{"classes": [{"name": "all", "action": "steal"}, {"name": "never"}]}`, func(t *testing.T, k *kernel) {
 		r := k.open("all")
@@ -193,7 +193,7 @@ func TestNotIP(t *testing.T) {
 	})
 }
 
-// Without a consumer nothing is stolen; copies are kept for who comes.
+// Without a consumer nothing is stolen; copies are kept for the next consumer.
 func TestNoConsumer(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		f := datagram(8080, "1234CTRL").bytes()
@@ -210,8 +210,8 @@ func TestNoConsumer(t *testing.T) {
 	})
 }
 
-// A consumer that stops reading has packets stolen for the time of the watchdog and no longer; as soon as it reads
-// again, they are stolen again. Other classes do not notice.
+// If a consumer stops reading, packets are stolen for the watchdog's time only; as soon as it reads again, they are
+// stolen again. Other classes are not affected.
 func TestWatchdog(t *testing.T) {
 	onHooks(t, strings.Replace(threeClasses, `"deadline": "100us"`, `"watchdog": "20ms"`, 1),
 		func(t *testing.T, k *kernel) {
@@ -241,7 +241,7 @@ func TestWatchdog(t *testing.T) {
 		})
 }
 
-// A ring that is full loses, says how many, and takes no packet from the stack; others have their own.
+// A full ring loses records, counts them, and steals no packets from the stack; other classes have separate rings.
 func TestFull(t *testing.T) {
 	for _, action := range []string{"copy", "steal"} {
 		config := fmt.Sprintf(
@@ -250,7 +250,7 @@ func TestFull(t *testing.T) {
 			a, b := k.open("a"), k.open("b")
 			f := datagram(1, strings.Repeat("x", 100)).bytes()
 			const each, sent = 64 + 256, 300 // bytes of a record, packets
-			fit := (64<<10 - 1) / each       // the kernel leaves a byte free
+			fit := (64<<10 - 1) / each       // the kernel keeps one byte free
 			for i := range sent {
 				v := k.run(f)
 				if want := verdict(map[bool]verdict{true: dropped, false: passed}[action == "steal" && i < fit]); v != want {
@@ -275,7 +275,7 @@ func TestFull(t *testing.T) {
 	}
 }
 
-// With the rings of LOG and DATA full, and staying so, every CTRL packet is delivered, in order.
+// While the rings of LOG and DATA are full, every CTRL packet is delivered, in order.
 func TestFullRingsOfOthers(t *testing.T) {
 	const config = `{"classes": [
 		{"name": "ctrl", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 0, "bytes": "03"}]},
@@ -285,7 +285,7 @@ func TestFullRingsOfOthers(t *testing.T) {
 		{"name": "log", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 0, "bytes": "01"}]},
 			"ring": "64Ki"}]}`
 	onHooks(t, config, func(t *testing.T, k *kernel) {
-		const fill, packets = 400, 1000 // all CTRL packets together are five times what the ring has room for
+		const fill, packets = 400, 1000 // all CTRL packets together exceed the ring's size five times
 		ctrl := k.open("ctrl")
 		k.open("data")
 		k.open("log")
@@ -317,7 +317,7 @@ func TestFullRingsOfOthers(t *testing.T) {
 	})
 }
 
-// A consumer that sleeps is woken once, one that spins never.
+// A sleeping consumer is woken once, a spinning one never.
 func TestWakes(t *testing.T) {
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
 		r := k.open("all")
@@ -334,7 +334,7 @@ func TestWakes(t *testing.T) {
 	})
 }
 
-// wakes reports whether a packet ends a sleep that has begun before it.
+// wakes reports whether a packet ends a sleep that started before it.
 func (k *kernel) wakes(r *reader, waiting bool) bool {
 	k.t.Helper()
 	patience := 300 * time.Millisecond
@@ -345,7 +345,7 @@ func (k *kernel) wakes(r *reader, waiting bool) bool {
 	return r.sleeps(patience, func() { k.run(datagram(1, "").bytes()) })
 }
 
-// sleeps until the ring wakes it, which do is to bring about: it reports whether that comes to pass in time.
+// sleeps waits until the ring wakes it, which do triggers, and reports whether that happens in time.
 func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 	r.t.Helper()
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -360,10 +360,10 @@ func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		time.Sleep(50 * time.Millisecond) // by then it sleeps; a wake-up that comes earlier is not lost
+		time.Sleep(50 * time.Millisecond) // by then it sleeps; an earlier wake-up is not lost
 		do()
 	}()
-	n, err := 0, error(unix.EINTR) // of the Go runtime's signals
+	n, err := 0, error(unix.EINTR) // signals of the Go runtime
 	for errors.Is(err, unix.EINTR) {
 		n, err = unix.EpollWait(fd, make([]unix.EpollEvent, 1), int(patience.Milliseconds()))
 	}
@@ -371,7 +371,7 @@ func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 	return n == 1
 }
 
-// Marking sets the priority of a packet on TC, and cannot on XDP.
+// Marking sets the priority of a packet on TC, which XDP does not support.
 func TestMark(t *testing.T) {
 	const config = `{"classes": [{"name": "m", "direction": "both", "action": "mark", "priority": 6}]}`
 	const priorityAt = 32 // of struct __sk_buff
@@ -391,7 +391,7 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// Whatever a consumer writes into its page and its ring's position, packets of others and the stack are safe.
+// A consumer's writes to its page and its ring's position do not affect packets of other classes and of the stack.
 func TestHostilePage(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		ctrl, data := k.open("ctrl"), k.open("data")
@@ -415,7 +415,7 @@ func TestHostilePage(t *testing.T) {
 	})
 }
 
-// What a program is given to map ends with its own class.
+// The mappings of a program contain only its own class.
 func TestOwnPageOnly(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	page := os.Getpagesize()
@@ -434,12 +434,12 @@ func TestOwnPageOnly(t *testing.T) {
 	}
 }
 
-// Counters continue when the configuration changes, and are forgotten with their class.
+// Counters continue when the configuration changes, and are removed with their class.
 func TestCountersGoOn(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	k.run(datagram(8080, "1234LOGS").bytes())
 	next := compileConfig(t, `{"classes": [{"name": "new"}, {"name": "log"}]}`)
-	if err := next.Fill(k.maps); err != nil { // the state maps of the next configuration are the same
+	if err := next.Fill(k.maps); err != nil { // the next configuration has the same state maps
 		t.Fatal(err)
 	}
 	if n, err := readCounts(k.maps, next.Classes[1]); err != nil || n.Packets != 1 {
@@ -452,7 +452,7 @@ func TestCountersGoOn(t *testing.T) {
 		t.Error("counters of a removed class")
 	}
 	next.consumers.run(next.Classes)
-	for i := range 5 { // trials that come to nothing
+	for i := range 5 { // failed attempts
 		trial := compileConfig(t, classes(maxClasses, fmt.Sprintf(`{"name": "t%d-%%d", "action": "pass"}`, i)))
 		trial.consumers = next.consumers
 		if err := trial.Fill(k.maps); err != nil {
@@ -467,7 +467,7 @@ func TestCountersGoOn(t *testing.T) {
 const echoClasses = `{"classes": [{"name": "echo", "match": {"protocol": "udp", "ports": [7000], "payload": [{"bytes": "3f"}]}, "action": "answer",
 	"answer": {"app": "echo", "totalRate": 1000}}, {"name": "rest"}]}`
 
-// A class is answered by an application of the responder, with all of its checks.
+// An application of the responder answers a class, with all of its checks.
 func TestAnswers(t *testing.T) {
 	onHooks(t, echoClasses, func(t *testing.T, k *kernel) {
 		rest := k.open("rest")

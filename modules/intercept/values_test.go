@@ -12,7 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// change gives the data plane the values of another config, without a new program, and begins them as Run does.
+// change sets the values of another config in the data plane without replacing the program, and activates them as Run
+// does.
 func (k *kernel) change(config string) {
 	k.t.Helper()
 	before := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
@@ -29,7 +30,7 @@ func (k *kernel) change(config string) {
 	next.begin(k.pages)
 }
 
-// A configuration that ends late leaves its half alone if that is being filled for the one after the next.
+// A configuration that ends late does not touch its half if that is being filled for a later one.
 func TestTakesBackItsOwnHalf(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	first := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
@@ -70,7 +71,7 @@ func (k *kernel) hasConsumer(class string) bool {
 	return open == 1
 }
 
-// restart ends the control plane as SIGKILL does, and starts another one with a config.
+// restart kills the control plane, as by SIGKILL, and starts another one with a config.
 func (k *kernel) restart(config string) {
 	k.t.Helper()
 	k.Intercept = compileConfig(k.t, config)
@@ -80,8 +81,8 @@ func (k *kernel) restart(config string) {
 	g.Run(ctx)
 }
 
-// A control plane that is killed when packets meet other values, but before it has begun them, does so when it is back;
-// what control messages have changed since stays after another restart.
+// A control plane that is killed after other values became active, but before it has started them, does so after its
+// restart. Later changes by control messages survive another restart.
 func TestKilledAtChange(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	r, c := k.open("ctrl"), k.commander("ctrl")
@@ -115,8 +116,8 @@ var otherClasses = strings.NewReplacer(`"action": "steal", "deadline": "100us"`,
 	`"action": "copy", "deadline": "200us", "watchdog": "1s", "maxBytes": 70`,
 	`"8000-8079", 8080`, `9090`).Replace(threeClasses)
 
-// What classes match and do changes while the program, rings, pages and counters stay. Control messages are for the
-// config that they were sent to.
+// Matches and actions of classes change while program, rings, pages and counters stay. Control messages apply to the
+// config to which they were sent.
 func TestValuesChange(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r, c := k.open("ctrl"), k.commander("ctrl")
@@ -159,7 +160,7 @@ func TestValuesChange(t *testing.T) {
 			}
 			k.change(threeClasses)
 		}
-		// one that is written, but not chosen, as when a change fails
+		// one that is written, but not activated, as when a change fails
 		if err := compileConfig(t, otherClasses).Fill(k.maps); err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ type meta struct {
 	L3, L4, Payload, Slot uint16
 }
 
-// xsk is the least of an AF_XDP socket that receives: 16 chunks of 4096 bytes, in copy mode.
+// xsk is a minimal receiving AF_XDP socket: 16 chunks of 4096 bytes, in copy mode.
 type xsk struct {
 	fd           int
 	memory       []byte
@@ -102,11 +102,11 @@ func openXSK(t *testing.T, ifindex int) *xsk {
 
 func (x *xsk) empty() bool { return atomic.LoadUint32(x.producer) == *x.consumer }
 
-// receive waits for a frame, and returns what is before it too.
+// receive waits for a frame, and returns its metadata, too.
 func (x *xsk) receive(t *testing.T) (*meta, []byte) {
 	t.Helper()
 	poll := []unix.PollFd{{Fd: int32(x.fd), Events: unix.POLLIN}}
-	n, err := 0, error(unix.EINTR) // of the Go runtime's signals
+	n, err := 0, error(unix.EINTR) // signals of the Go runtime
 	for errors.Is(err, unix.EINTR) {
 		n, err = unix.Poll(poll, 30_000)
 	}
@@ -119,8 +119,8 @@ func (x *xsk) receive(t *testing.T) (*meta, []byte) {
 		x.memory[d.Addr : d.Addr+uint64(d.Len)]
 }
 
-// withSocket has a class `a` that steals port 7000 run on the driver's hook of a real interface, where an AF_XDP socket
-// is bound; send sends there.
+// withSocket runs a class `a` that steals port 7000 on native XDP of a real interface, to which an AF_XDP socket is
+// bound; send sends to it.
 func withSocket(t *testing.T) (k *kernel, r *reader, x *xsk, ifindex uint32, send func(text string)) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
@@ -188,8 +188,8 @@ func (r *reader) awaitRecord(t *testing.T, seq uint64, text string) {
 	t.Fatalf("%q did not come to the ring", text)
 }
 
-// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to
-// the ring where there is none.
+// Stolen packets go to the AF_XDP socket of their interface and queue, with sequence number and T1 before the frame, or
+// to the ring without one.
 func TestXSK(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	send("to the ring")
@@ -222,8 +222,7 @@ func TestXSK(t *testing.T) {
 	}
 }
 
-// A wake socket gets the packet that wakes, once for each sleep; all packets, of any size, come into the
-// ring.
+// A wake socket receives the waking packet, once per sleep; all packets, of any size, go to the ring.
 func TestWakeSocket(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	live := sdk.Live{Maps: k.maps, Attachments: func() []sdk.Attachment { return []sdk.Attachment{{Ifindex: ifindex}} }}
@@ -251,7 +250,7 @@ func TestWakeSocket(t *testing.T) {
 	}
 }
 
-// A queue has one socket: while a program has those of an interface, none are offered to programs of other classes.
+// A queue has one socket: while a program has those of an interface, they are not offered to programs of other classes.
 func TestQueuesAreOfOneProgram(t *testing.T) {
 	cs, first, second := newConsumers(), &consumer{}, &consumer{}
 	if err := errors.Join(cs.take("a", first, false), cs.take("b", second, false)); err != nil {
@@ -270,7 +269,7 @@ func TestQueuesAreOfOneProgram(t *testing.T) {
 	}
 }
 
-// Who opens a class right behind another finds it as it was, and what it does with it is not undone.
+// A program that opens a class right after another one finds it in the initial state, and its changes are not undone.
 func TestClassIsClearedBeforeTheNextHasIt(t *testing.T) {
 	cs, first := newConsumers(), &consumer{}
 	if err := cs.take("a", first, false); err != nil {
@@ -286,7 +285,7 @@ func TestClassIsClearedBeforeTheNextHasIt(t *testing.T) {
 			}
 			taken <- err
 		}()
-		time.Sleep(50 * time.Millisecond) // the other one waits by then; the test holds if it does not
+		time.Sleep(50 * time.Millisecond) // the other one waits by then; otherwise the test still passes
 		cleared.Store(true)
 	})
 	if err := <-taken; err != nil {

@@ -43,8 +43,8 @@ func TestConfigs(t *testing.T) {
 	}
 }
 
-// Mappings of interfaces that are gone twice in a row are deleted, those of others are listed and stay. What other
-// services hold takes no room from a service, up to the number of services in the configuration.
+// Mappings of interfaces that are missing in two consecutive sweeps are deleted; others are listed and stay. Up to the
+// configured number of services, the mappings of one service take no room from others.
 func TestMappingsOfServices(t *testing.T) {
 	m := load(t, `{"to_ip": "192.0.2.9", "ports": {"first": 40000, "last": 40001}, "services": 1}`)
 	open(t, m, packet{proto: "udp", src: client4, dst: remote4, from: 1000, to: 2})

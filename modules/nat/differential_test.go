@@ -12,19 +12,19 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// end is what a mapping belongs to.
+// end is the owner of a mapping.
 type end struct {
 	proto, addr string
 	port        uint16
 }
 
-// nat is the module as a table: which ports are whose. Nothing expires while a test runs.
+// nat is the model: a table of ports and their owners. Nothing expires during a test.
 type model struct {
 	ports  map[end]uint16
 	owners map[uint16]end
 }
 
-const modelPorts = 24 // fewer than the data plane's probes: it finds each free port
+const modelPorts = 24 // fewer than the data plane's probes, so that it finds every free port
 
 func protoOf(p packet) string {
 	if p.proto == "request" || p.proto == "reply" {
@@ -33,7 +33,7 @@ func protoOf(p packet) string {
 	return p.proto
 }
 
-// Random packets in both directions, of few ends and many, are what a plain table says, to the last byte.
+// Random packets in both directions, with few and many ends, match the model to the last byte.
 func TestAgainstModel(t *testing.T) {
 	const packets = 6000
 	config := fmt.Sprintf(`{"to_ip": %q, "to_ip6": %q, "except": ["198.51.100.64/26", "2001:db8:7:1::/64"],
@@ -95,7 +95,7 @@ func (m model) step(direction string, p packet, got sdktest.Result) (packet, str
 		case p.to == 8080 && proto == "tcp" && v4:
 			p.dst, p.to = client4, 1001
 			return p, ""
-		case p.proto == "request": // its identifier is the sender's: of this test it is in from
+		case p.proto == "request": // its identifier is the sender's, in this test in from
 			owner, found = m.owners[p.from]
 		}
 		if !found || owner.proto != proto || netip.MustParseAddr(owner.addr).Is4() != v4 {
@@ -136,7 +136,7 @@ func (m model) step(direction string, p packet, got sdktest.Result) (packet, str
 	return p, ""
 }
 
-// leftBy returns the port that the data plane has chosen: the model has no say in that.
+// leftBy returns the port that the data plane has chosen, which the model adopts.
 func leftBy(p packet, got sdktest.Result) uint16 {
 	at := 34
 	if netip.MustParseAddr(p.src).Is6() {
@@ -148,7 +148,7 @@ func leftBy(p packet, got sdktest.Result) uint16 {
 	return uint16(got.Packet[at])<<8 | uint16(got.Packet[at+1])
 }
 
-// Packets with random bytes in them: none leaves with the service's address, and none ends the program.
+// Packets with random bytes: none leaves with the service's address, and none aborts the program.
 func TestDamagedPackets(t *testing.T) {
 	m, r := load(t, testConfig), rand.New(rand.NewPCG(1, 2))
 	verdicts := map[string]int{}

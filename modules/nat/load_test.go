@@ -8,8 +8,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// maxVerified is for Linux 6.1: up to 6.1 the verifier takes states for different that differ in any number, and
-// verifies ten times as many instructions as later ones.
+// maxVerified is the limit for Linux 6.1. Up to 6.1, the verifier treats states as different if any scalar differs, and
+// verifies ten times as many instructions as later kernels.
 const maxVerified = 350_000
 
 func TestVerifies(t *testing.T) {

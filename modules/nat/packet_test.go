@@ -31,7 +31,7 @@ func load(t *testing.T, config string) *sdktest.Module {
 	return sdktest.Load(t, sdktest.Options{Control: Control(), Config: config})
 }
 
-// packet is what a test changes of a packet: addresses and ports, or an echo identifier as the one or the other.
+// packet has the fields that tests change: addresses and ports, or an echo identifier as either port.
 type packet struct {
 	proto    string // tcp, udp, request, reply
 	src, dst string
@@ -71,7 +71,7 @@ func kindOf(six bool, v4, v6 uint8) uint8 {
 	return v4
 }
 
-// expect runs a frame and checks verdict, reason and all bytes.
+// expect runs a frame, and checks verdict, reason and all bytes.
 func expect(t *testing.T, m *sdktest.Module, direction string, frame, want []byte, reason string) {
 	t.Helper()
 	verdict := "next"
@@ -87,7 +87,7 @@ func expect(t *testing.T, m *sdktest.Module, direction string, frame, want []byt
 	}
 }
 
-// open sends a packet from the service and returns the port that it was given.
+// open sends a packet from the service and returns its mapped port.
 func open(t *testing.T, m *sdktest.Module, p packet) uint16 {
 	t.Helper()
 	r := m.Run("egress", p.frame(t))
@@ -116,8 +116,8 @@ func ownOf(client string) string {
 	return own4
 }
 
-// Packets and answers of each protocol, with all checksums; the port stays the same for other hosts, and nothing else
-// comes in by it.
+// Packets and answers of each protocol, with all checksums. The port is the same for other hosts, and admits no other
+// packets.
 func TestTranslates(t *testing.T) {
 	for _, proto := range []string{"tcp", "udp", "request"} {
 		for client, remote := range map[string]string{client4: remote4, client6: remote6} {
@@ -155,7 +155,7 @@ func TestTranslates(t *testing.T) {
 	}
 }
 
-// What is not translated, and what is dropped.
+// Packets that are not translated, and packets that are dropped.
 func TestPasses(t *testing.T) {
 	m := load(t, testConfig)
 	for name, p := range map[string]packet{
@@ -222,7 +222,7 @@ func TestForwards(t *testing.T) {
 	expect(t, m, "ingress", in6.frame(t), nil, "no_mapping")
 }
 
-// All ports are taken: a new connection is dropped, present ones continue, and the other protocols have no ports more.
+// If all ports are in use, new connections are dropped and existing ones continue; the other protocols share the ports.
 func TestPortsRunOut(t *testing.T) {
 	m := load(t, testConfig)
 	ports := map[uint16]bool{}
@@ -254,7 +254,7 @@ func age(t *testing.T, m *sdktest.Module, seconds uint64) {
 	}
 }
 
-// An idle mapping lets nothing in, and its port may be given to others; how long that takes depends on the protocol.
+// An idle mapping admits no packets, and its port can be reused after a timeout that depends on the protocol.
 func TestExpires(t *testing.T) {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -302,7 +302,7 @@ func TestExpires(t *testing.T) {
 	}
 }
 
-// quoting is an ICMP error about a packet; of the packet there is as much as n bytes.
+// quoting returns an ICMP error that quotes n bytes of a packet.
 func quoting(t *testing.T, src, dst string, quoted packet, n int) []byte {
 	t.Helper()
 	inner := quoted.frame(t)[14:]
@@ -312,7 +312,7 @@ func quoting(t *testing.T, src, dst string, quoted packet, n int) []byte {
 		ICMP: &sdktest.ICMP{Type: kindOf(six, 3, 1), Code: 3}, Payload: string(inner)})
 }
 
-// ICMP errors to a service are about what it has sent, and those from it about what it has received.
+// ICMP errors to a service must quote a packet that it has sent, those from it a packet that it has received.
 func TestErrors(t *testing.T) {
 	const router4, router6 = "203.0.113.1", "2001:db8:1::1"
 	for _, proto := range []string{"tcp", "udp", "request"} {
@@ -349,7 +349,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// fragment makes a first or later fragment of an IPv4 frame.
+// fragment returns a first or later fragment of an IPv4 frame.
 func fragment(frame []byte, offset uint16, more bool) []byte {
 	frame = bytes.Clone(frame)
 	binary.BigEndian.PutUint16(frame[18:], 77)

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// No address serves instances of another service, however often the control plane is restarted: services without
-// instances keep no run of slots from their time before, which another one may have by now.
+// No address serves instances of another service after any number of restarts of the control plane: services without
+// instances do not keep their previous run of slots, which another service may use.
 func TestRunsAfterRestarts(t *testing.T) {
 	p, rng := newPlant(t, ""), rand.New(rand.NewPCG(1, 2))
 	services, want := map[int]sdk.VirtualService{}, map[int][]string{}

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// A connection of the same client that another CPU has just taken note of may be later than the packet.
+// A connection of the same client that another CPU has just recorded may be newer than the packet.
 func TestAffinityThatIsLater(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80)
@@ -31,7 +31,7 @@ func TestAffinityThatIsLater(t *testing.T) {
 	})
 }
 
-// A client's first connections, on two CPUs at once, go to one instance.
+// A client's first connections, on two CPUs concurrently, go to one instance.
 func TestFirstConnectionsAtOnce(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("one CPU")
@@ -39,7 +39,7 @@ func TestFirstConnectionsAtOnce(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	from := netip.MustParseAddr("10.18.64.0")
 	const each = 2
-	clients := 16000                    // both meet in about one of 10,000 pairs
+	clients := 16000                    // about one pair in 10,000 races
 	if os.Getenv("KERB_MATRIX") != "" { // emulated machines are slow
 		clients = 1000
 	}
@@ -75,7 +75,7 @@ func TestFirstConnectionsAtOnce(t *testing.T) {
 	}
 }
 
-// Packets that begin no session, as their interface has begun too many, leave no affinity.
+// Packets that create no session, because of the interface's limit, create no affinity.
 func TestNoAffinityWithoutSession(t *testing.T) {
 	s := newStickyWith(t, loadConfigured(t, `{"tables": {"sessions": 128}}`), "", 3, 80)
 	from := netip.MustParseAddr("10.18.5.1")
@@ -97,7 +97,7 @@ func TestNoAffinityWithoutSession(t *testing.T) {
 	}
 }
 
-// A connection whose session is not known continues at the client's instance, and is not a new one.
+// A connection with an unknown session continues at the client's instance, and does not count as new.
 func TestAffinityAmidConnections(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	for i := range s.vs.Spec.Addresses {
@@ -139,7 +139,7 @@ func TestAffinityAmidConnections(t *testing.T) {
 	}
 }
 
-// A virtual service whose clients are remembered, and have no sessions, is not in use.
+// A virtual service with affinities of clients but without sessions is unused.
 func TestAffinityIsNoUse(t *testing.T) {
 	s := newSticky(t, 2, 80)
 	s.vs.Dynamic = true
@@ -155,14 +155,14 @@ func TestAffinityIsNoUse(t *testing.T) {
 			s.data.forget(k)
 		}
 	}
-	s.sweep() // corrects how many sessions instances have
+	s.sweep() // corrects the session counts of instances
 	s.now = s.now.Add(idleFor + time.Second)
 	s.sweep()
 	s.same("with an affinity", s.idle, []string{"web"})
 	s.same("affinities", len(s.remembered()), 1)
 }
 
-// While no session was answered, an affinity lasts a minute: a flood from made-up addresses takes no room for longer.
+// Without an answered session, an affinity lasts a minute, to limit the room for floods from spoofed addresses.
 func TestUnansweredAffinities(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80)

@@ -48,7 +48,7 @@ func newStickyWith(t *testing.T, data *kernel, config string, n int, ports ...ui
 	return s
 }
 
-// connect makes a new connection and returns the instance that gets it, "" for none.
+// connect opens a new connection and returns its instance, or "".
 func (s *sticky) connect(client string, proto int, dport uint16) string {
 	s.t.Helper()
 	s.port++
@@ -70,7 +70,7 @@ func (s *sticky) connect(client string, proto int, dport uint16) string {
 	return s.nameOf(e.Instance)
 }
 
-// remembered is the affinities that there are.
+// remembered returns the number of affinities.
 func (s *sticky) remembered() map[flow]session {
 	out := map[flow]session{}
 	for k, e := range s.data.table() {
@@ -81,7 +81,7 @@ func (s *sticky) remembered() map[flow]session {
 	return out
 }
 
-// age makes all affinities older, as if they had been answered.
+// age makes all affinities older, and marks them as answered.
 func (s *sticky) age(by time.Duration) {
 	s.t.Helper()
 	for k, e := range s.remembered() {
@@ -90,7 +90,7 @@ func (s *sticky) age(by time.Duration) {
 	}
 }
 
-// stays checks that several new connections of a client go to one instance.
+// stays checks that several new connections of a client go to the same instance.
 func (s *sticky) stays(what, client string, proto int, dport uint16, want string) {
 	s.t.Helper()
 	for range 5 {
@@ -110,7 +110,7 @@ func eachClient(t *testing.T, test func(t *testing.T, client string, proto int))
 	}
 }
 
-// A client's new connections go to the instance of the last one until the time-out has passed since that began.
+// A client's new connections go to the instance of the previous one until its timeout has expired.
 func TestAffinity(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80, 81)
@@ -125,7 +125,7 @@ func TestAffinity(t *testing.T) {
 		s.stays("each connection counts", client, proto, 80, "web-0")
 		before := len(s.remembered())
 		s.age(3 * time.Hour)
-		turn := s.connect("10.18.9.200", protoTCP, 80) // of round robin, which is then the next one's
+		turn := s.connect("10.18.9.200", protoTCP, 80) // of round robin, in which the next one follows
 		next := fmt.Sprintf("web-%d", (turn[len(turn)-1]-'0'+1)%3)
 		s.stays("after the time-out", client, proto, 80, next)
 		if got := len(s.remembered()); got != before+1 {
@@ -134,7 +134,7 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// Without ports, a virtual service is one to its clients.
+// Without ports, affinity applies to the whole virtual service.
 func TestAffinityWithoutPorts(t *testing.T) {
 	for _, client := range clientsOf {
 		s := newSticky(t, 3)
@@ -148,7 +148,7 @@ func TestAffinityWithoutPorts(t *testing.T) {
 	}
 }
 
-// An address without affinity remembers nothing, and one that loses it forgets.
+// An address without affinity stores none, and one that loses it discards them.
 func TestNoAffinity(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	s.connect(clientsOf[0], protoTCP, 80)
@@ -164,7 +164,7 @@ func TestNoAffinity(t *testing.T) {
 	}
 }
 
-// An instance that takes no new sessions is left for another one, which is remembered from then on.
+// If an instance accepts no new sessions, the client moves to another one, which its affinity then refers to.
 func TestAffinityEndsWithInstance(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80)
@@ -201,13 +201,13 @@ func TestAffinityEndsWithInstance(t *testing.T) {
 	})
 }
 
-// A client leaves an instance that is ejected, and need not return to it.
+// A client leaves an ejected instance, and does not return to it.
 func TestAffinityEndsWithEjection(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	s.stays("first", clientsOf[0], protoTCP, 80, "web-0")
 	index, _ := s.entry("web-0")
 	s.w.maps.stats[index].Failures += 5
-	for range 2 { // also with what the agent sends again
+	for range 2 { // also after the agent sends it again
 		if err := s.w.ejectFailing(s.now); err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +230,7 @@ func TestAffinityEndsWithEjection(t *testing.T) {
 	s.stays("after the ejection", clientsOf[0], protoTCP, 80, next)
 }
 
-// An address that moves to another virtual service is not served by instances of the one before.
+// An address that moves to another virtual service is not served by instances of the previous one.
 func TestAffinityOfAnotherService(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	s.stays("first", clientsOf[0], protoTCP, 80, "web-0")
@@ -242,7 +242,7 @@ func TestAffinityOfAnotherService(t *testing.T) {
 	s.stays("moved", clientsOf[0], protoTCP, 80, "other-0")
 }
 
-// An index that another instance gets is none that a client returns to.
+// A client does not return to an index that was reused for another instance.
 func TestAffinityAndReusedIndices(t *testing.T) {
 	s := newSticky(t, 2, 80)
 	s.stays("first", clientsOf[0], protoTCP, 80, "web-0")
@@ -274,7 +274,7 @@ func TestAffinityAndReusedIndices(t *testing.T) {
 	}
 }
 
-// The sweep removes affinities whose time is over or whose client is gone, and returns their share.
+// The sweep removes expired affinities and those of removed clients, and releases their quota.
 func TestAffinitiesAge(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	for i := range 6 {
@@ -311,7 +311,7 @@ func TestAffinitiesAge(t *testing.T) {
 	}
 	s.sweep()
 	shareIs("after an hour", 1)
-	s.w.maps.shares[0].addSessions(40) // what another version has counted
+	s.w.maps.shares[0].addSessions(40) // counted by another version
 	s.w.maps.shares[s.w.locals.byIfindex[testIfindex].index].addSessions(40)
 	s.sweep()
 	shareIs("corrected", 1)
@@ -323,7 +323,7 @@ func TestAffinitiesAge(t *testing.T) {
 	}
 }
 
-// Affinities are no sessions to those who ask for sessions.
+// Affinities are not listed as sessions.
 func TestAffinitiesAreNotListed(t *testing.T) {
 	s := newSticky(t, 3, 80)
 	s.connect(clientsOf[0], protoTCP, 80)
@@ -389,8 +389,8 @@ func TestAffinityIsCarriedOver(t *testing.T) {
 	}
 }
 
-// The condition names the service whose new clients are not remembered, and no other one: it is as the data plane does
-// when it comes to the limit, and stays so until there is some room.
+// The condition names only the service whose new clients get no affinity: it follows the data plane at the limit, and
+// lasts until there is some room.
 func TestAffinityCondition(t *testing.T) {
 	for config, remedy := range map[string]string{`{"tables": {"sessions": 128}}`: "tables.sessions",
 		`{"tables": {"sessions": 128, "sessionsPerService": 83}}`: "tables.sessionsPerService"} {
@@ -467,7 +467,7 @@ func TestAffinityCondition(t *testing.T) {
 	}
 }
 
-// kept makes live sessions of clients of interface 7 with an address that is not virtual.
+// kept creates live sessions of clients of interface 7 with an address that is not virtual.
 func (s *sticky) kept(n int) {
 	s.t.Helper()
 	for i := range n {
@@ -482,7 +482,7 @@ func (s *sticky) kept(n int) {
 	}
 }
 
-// spoof sends first packets from so many addresses to a virtual address.
+// spoof sends first packets from n addresses to a virtual address.
 func (n *neighbours) spoof(count int, first, to string) {
 	from := netip.MustParseAddr(first)
 	for range count {
@@ -491,7 +491,7 @@ func (n *neighbours) spoof(count int, first, to string) {
 	}
 }
 
-// renewQuotas lets interfaces begin sessions as if time had passed.
+// renewQuotas renews the interfaces' quotas of new sessions.
 func (k *kernel) renewQuotas() {
 	k.t.Helper()
 	shares, err := readArray[share](k.maps[mapShares], mapShares)
@@ -513,8 +513,8 @@ func (n *neighbours) affinitiesOf(ifindex uint32, to string) (count int) {
 	return count
 }
 
-// A flood from made-up addresses takes no affinity of others: those that there are stay, new ones find room, behind the
-// same interface sessions do, and it cannot change whom another interface's client goes to.
+// A flood from spoofed addresses does not affect others: existing affinities stay, new ones find room, on the same
+// interface sessions do, and the instance of another interface's client does not change.
 func TestFloodsTakeNoAffinityOfOthers(t *testing.T) {
 	n := newNeighbours(t, `{"tables": {"sessions": 4096}}`)
 	other := n.addInstance(0, "10.19.0.4")
@@ -565,20 +565,20 @@ func TestFloodsTakeNoAffinityOfOthers(t *testing.T) {
 			kept++
 		}
 	}
-	// One of two instances answers, as the client of the flood is not remembered.
+	// Either instance answers, since the client on the flood's interface has no affinity.
 	if crowded := n.count(countCrowded); kept != 100 || crowded != 0 {
 		t.Errorf("of 100 sessions behind the interface %d live, %d may be evicted", kept, crowded)
 	}
 }
 
-// affinityModel is the affinity in plain Go: who was where when, by the clock of the test.
+// affinityModel is the affinity in plain Go: the instance and time of clients, by the test's clock.
 type affinityModel map[string]struct {
 	instance string
 	at       time.Duration
 }
 
-// Random connections, while instances come, drain, go and return, addresses lose and get affinity, time passes, and the
-// control plane sweeps and restarts.
+// Random connections, while instances are added, drained, removed and return, addresses lose and get affinity, time
+// advances, and the control plane sweeps and restarts.
 func TestAffinityAgainstModel(t *testing.T) {
 	steps := 3000
 	if os.Getenv("KERB_MATRIX") != "" { // emulated machines are slow

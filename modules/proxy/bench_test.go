@@ -12,7 +12,7 @@ import (
 
 const benchRepeat = 10_000
 
-// measure reports the fastest of b.N rounds: other load on the machine can only add to a round.
+// measure reports the fastest of b.N rounds, since other load only slows rounds down.
 func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.Helper()
 	best := time.Duration(math.MaxInt64)
@@ -28,8 +28,8 @@ func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// swing makes sessions between which a packet goes back and forth, as PROG_TEST_RUN gives the changed packet to the
-// next round.
+// swing creates sessions between which a packet alternates, since PROG_TEST_RUN passes the modified packet to the next
+// round.
 func swing(k *kernel, p packet, other string, flags uint8) {
 	there := flow{Src: addressOf(p.src), Dst: addressOf(p.dst), SPort: portOf(p.sport), DPort: portOf(p.dport),
 		Ifindex: testIfindex, Proto: uint8(p.proto)}

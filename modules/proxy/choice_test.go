@@ -28,7 +28,7 @@ func count(run []uint32) map[uint32]int {
 	return out
 }
 
-// Shares are within what the paper promises for a table of 100 slots per instance, and go by weight.
+// Shares follow the weights within the bounds of the paper for a table of 100 slots per instance.
 func TestMaglevShares(t *testing.T) {
 	for _, n := range []int{2, 3, 10, 100, 600} {
 		size := maglevSize(n, maglevShare)
@@ -53,8 +53,7 @@ func TestMaglevShares(t *testing.T) {
 	}
 }
 
-// disruption is the share of slots that changed hands although neither the old nor the new owner is the one that came
-// or went.
+// disruption is the fraction of slots that changed although neither the old nor the new owner was added or removed.
 func disruption(a, b []uint32, moved uint32) float64 {
 	n := 0
 	for i := range a {
@@ -84,7 +83,7 @@ func TestMaglevDisruption(t *testing.T) {
 	}
 }
 
-// All nodes come to the same table, in whatever order they hear of the instances.
+// All nodes compute the same table for any order of instances.
 func TestMaglevDependsOnIdentitiesOnly(t *testing.T) {
 	m := members(7)
 	shuffled := slices.Clone(m)
@@ -118,8 +117,8 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// Whatever the weights are: turns are exact (or nearly so, where they had to be scaled), every instance is chosen, and
-// turns of one instance never cluster.
+// For all weights, turns are exact (or almost, if they had to be scaled), every instance is chosen, and turns of one
+// instance are spread.
 func TestSequencesAreExactAndSmooth(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -144,7 +143,7 @@ func TestSequencesAreExactAndSmooth(t *testing.T) {
 	}
 }
 
-// checkSmooth: a share of the sequence holds about the same share of an instance's turns.
+// checkSmooth checks that each part of the sequence has a proportional number of an instance's turns.
 func checkSmooth(t *testing.T, run []uint32, m member) {
 	t.Helper()
 	got := 0
@@ -204,7 +203,7 @@ func TestClosest(t *testing.T) {
 	}
 }
 
-// An instance that never answers gets ever fewer tries.
+// An instance that never answers gets fewer and fewer connections.
 func TestClosestGivesUpOnTheSilent(t *testing.T) {
 	c, now, tries := &closest{}, time.Unix(0, 0), 0
 	all := []candidate{{1, 0, time.Millisecond}, {2, 0, 0}}

@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// chooser is a data plane with the tables that the control plane wrote.
+// chooser is a data plane with the tables of the control plane.
 type chooser struct {
 	*plant
 	data *kernel
@@ -33,7 +33,7 @@ func newChooser(t *testing.T, n int, policy v1alpha1.Policy) (*chooser, func(edi
 	return c, put
 }
 
-// choose opens a connection from a client and returns the name of the instance that it goes to; "" if to none.
+// choose opens a connection from a client and returns the name of its instance, or "".
 func (c *chooser) choose(client string, port uint16) string {
 	c.t.Helper()
 	to := "10.30.0.1"
@@ -49,7 +49,7 @@ func (c *chooser) choose(client string, port uint16) string {
 	return ""
 }
 
-// shares opens n connections, of one client in each family, and counts who gets them.
+// shares opens n connections of one client per family, and counts them by instance.
 func (c *chooser) shares(n int, client string) map[string]int {
 	c.t.Helper()
 	out := map[string]int{}
@@ -124,7 +124,7 @@ func TestSourceAffinityIsChosen(t *testing.T) {
 	}
 }
 
-// When an instance goes, those connections move that were its own, and few others.
+// When an instance is removed, its connections move, and few others.
 func TestConsistentHashIsChosen(t *testing.T) {
 	c, put := newChooser(t, 5, v1alpha1.PolicyConsistentHash)
 	const n = 300
@@ -180,7 +180,7 @@ func TestClosestIsChosen(t *testing.T) {
 	c.same("measured", c.shares(9, clientsOf[1]), map[string]int{"web-2": 9})
 }
 
-// A packet to an unknown address comes to the control plane whole, and continues when the answer is in the maps.
+// A packet to an unknown address is passed to the control plane whole, and continues when the answer is in the maps.
 func TestUnknownComesAndGoes(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`

@@ -10,8 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Three times as many short connections as a table has room for go through it: each finds room, and none is left behind
-// as open.
+// Three times as many short connections as the table's size: each finds room, and none remains as open.
 func TestManyShortConnections(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The defaults of the manifest are those of the code, and what the code takes is what the manifest says.
+// Manifest and code have the same defaults, and accept the same configs.
 func TestDefaultsAreTheManifests(t *testing.T) {
 	pkg, err := pkgs.Open(".")
 	if err != nil {

@@ -77,7 +77,7 @@ func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
 	return w
 }
 
-// setName gives a client a name, which is for sessions of before if it is retired.
+// setName sets the name of a client; a retired one is for existing sessions.
 func (w *twin) setName(client, virtual netip.Addr, flags uint32) {
 	w.put(mapNames, nameKey{addressOf(client), testIfindex}, name{addressOf(virtual), flags})
 	w.names[client] = virtual
@@ -86,7 +86,8 @@ func (w *twin) setName(client, virtual netip.Addr, flags uint32) {
 	}
 }
 
-// request is a packet from a client; source ports belong to a virtual address each, so that no two sessions clash.
+// request returns a packet from a client. Each source port belongs to one virtual address, so that sessions do not
+// conflict.
 func (w *twin) request() packet {
 	n := w.r.IntN(len(w.vips) + 1)
 	p := packet{src: w.clients[w.r.IntN(len(w.clients))], dst: w.clients[0].Prev(), proto: protoUDP, sport: 65535,
@@ -96,7 +97,7 @@ func (w *twin) request() packet {
 	}
 	p.sport -= uint16(n*40 + w.r.IntN(20))
 	p.dport += uint16(w.r.IntN(3))
-	p.sport -= (p.dport - 80) * 400 // and to a port
+	p.sport -= (p.dport - 80) * 400 // and a port
 	p.noCheck = w.r.IntN(4) == 0 && p.src.Is4()
 	if w.r.IntN(2) == 0 {
 		p.proto, p.noCheck, p.seq, p.ack = protoTCP, false, 7, 8
@@ -106,7 +107,7 @@ func (w *twin) request() packet {
 	return p
 }
 
-// extend puts an IPv6 extension header of any length in front of the transport header, which may start at byte 511 at
+// extend adds an IPv6 extension header of random length before the transport header, which can start at byte 511 at
 // most.
 func (w *twin) extend(p *packet) {
 	if p.src.Is6() && w.r.IntN(4) == 0 {
@@ -114,7 +115,7 @@ func (w *twin) extend(p *packet) {
 	}
 }
 
-// answer is a packet to a client, mostly of a known session.
+// answer returns a packet to a client, mostly of a known session.
 func (w *twin) answer() packet {
 	p := w.request().turned()
 	if len(w.order) > 0 && w.r.IntN(10) > 0 {
@@ -133,7 +134,7 @@ func (p packet) turned() packet {
 	return p
 }
 
-// change does to an instance, or the name of a client, what a control plane may do.
+// change modifies an instance, or the name of a client, as a control plane can.
 func (w *twin) change() {
 	if w.r.IntN(4) == 0 {
 		client := w.clients[w.r.IntN(2)]
@@ -166,7 +167,7 @@ func (w *twin) change() {
 	w.setFlags(in.index, flags)
 }
 
-// step sends one packet through both.
+// step sends one packet through data plane and model.
 func (w *twin) step(i int) {
 	w.t.Helper()
 	var p, want packet
@@ -184,7 +185,7 @@ func (w *twin) step(i int) {
 	action := map[modelVerdict]int32{modelPass: tcNext, modelChange: tcNext, modelAnswer: tcRedirect,
 		modelDrop: tcShot}[verdict]
 	if verdict == modelAnswer && got.action == tcShot {
-		return // beyond the rate of answers
+		return // over the rate limit of answers
 	}
 	if got.action != action {
 		w.t.Fatalf("packet %d %+v: action %d, want %d", i, p, got.action, action)
@@ -194,7 +195,7 @@ func (w *twin) step(i int) {
 	}
 }
 
-// compareTables compares sessions, and the counts that policyLeast goes by.
+// compareTables compares sessions, and the counts for policyLeast.
 func (w *twin) compareTables() {
 	w.t.Helper()
 	forward := 0
@@ -230,7 +231,7 @@ func (w *twin) compareTables() {
 	}
 }
 
-// Random traffic of both directions to services of all policies, while instances come, go and move.
+// Random traffic in both directions to services of all policies, while instances are added, removed and moved.
 func TestAgainstModel(t *testing.T) {
 	notEmulated(t)
 	for _, v4 := range []bool{true, false} {

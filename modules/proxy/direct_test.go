@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// A client uses a port to a virtual address and also to the instance itself, which could not distinguish the two flows:
-// the direct one gets another source port as soon as there is a session, and each answer comes from the address that
-// was used. This test is about protocols without a sign of a new connection.
+// A client uses the same source port to a virtual address and to the instance itself, which could not distinguish the
+// two flows. With a session, the direct flow gets another source port, and each answer comes from the address that was
+// used. This test covers protocols without a connection setup.
 func TestDirectBesideSession(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		request, reply := uint8(8), uint8(0)
@@ -31,7 +31,7 @@ func TestDirectBesideSession(t *testing.T) {
 		} {
 			direct, virtual := proto.request(w.client, w.far, 4000), proto.request(w.client, w.farVIP, 4000)
 			var port uint16
-			onCPU(t, 0, func() { // which remembers flows without a session
+			onCPU(t, 0, func() { // that remembers flows without a session
 				for range 2 {
 					w.want(w.out(direct.bytes()), tcNext, direct.bytes()) // no session yet
 				}
@@ -57,7 +57,7 @@ func TestDirectBesideSession(t *testing.T) {
 	})
 }
 
-// An instance of this node, whose answers are met on its own interface.
+// An instance of this node, whose answers pass its own interface.
 func TestDirectToLocalBesideSession(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		w.put(mapHomes, addressOf(addr(w.near)), uint32(nearIfindex))
@@ -76,7 +76,7 @@ func TestDirectToLocalBesideSession(t *testing.T) {
 	})
 }
 
-// A CPU remembers UDP packets without a session, until one is made for them.
+// A CPU remembers UDP packets without a session, until one is created for them.
 func TestRememberedWithoutSession(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		later := addr(w.far).Next().String()
@@ -95,11 +95,11 @@ func TestRememberedWithoutSession(t *testing.T) {
 	})
 }
 
-// The same of what a service sends to a client, before the client has a session with it.
+// The same for packets of a service to a client, before the client has a session with it.
 func TestAnswerRememberedWithoutSession(t *testing.T) {
 	n := newNeighbours(t, "")
 	n.put(mapHomes, addressOf(addr(evilClient)), n.evil)
-	n.addVIP("10.30.7.7", policyTurns, 0, n.addInstance(1, n.client)) // the local of testIfindex
+	n.addVIP("10.30.7.7", policyTurns, 0, n.addInstance(1, n.client)) // the local index of testIfindex
 	answer := udp(n.client, 53, evilClient, 4000)
 	onCPU(t, 0, func() {
 		for range 2 {

@@ -16,7 +16,7 @@ const (
 	tcpACK
 )
 
-// packet is what a frame says; bytes() makes it with right checksums.
+// packet describes a frame; bytes() returns it with correct checksums.
 type packet struct {
 	src, dst     netip.Addr
 	proto        int
@@ -62,7 +62,7 @@ func or(a, b []byte) []byte {
 	return b
 }
 
-// ip is the packet without its link header.
+// ip returns the packet without its link header.
 func (p packet) ip() []byte {
 	body := p.transport()
 	if p.fragOff > 0 {
@@ -171,7 +171,7 @@ func (p packet) ip6(body []byte) []byte {
 	return append(out, body...)
 }
 
-// fragments cuts the packet's payload of the IP layer; size is a multiple of 8.
+// fragments splits the packet's IP payload; size is a multiple of 8.
 func (p packet) fragments(size int) []packet {
 	body := p.transport()
 	var out []packet
@@ -186,7 +186,7 @@ func (p packet) fragments(size int) []packet {
 	return out
 }
 
-// frame is fragment f of p: the first one has the transport header in its payload already.
+// frame returns fragment f of p, whose payload includes the transport header if it is the first one.
 func (p packet) frame() []byte {
 	head := packet{src: p.src, dst: p.dst, proto: p.proto, srcMAC: p.srcMAC, dstMAC: p.dstMAC}.bytes()[:14]
 	if p.src.Is4() {
@@ -229,7 +229,7 @@ func udp(src string, sport uint16, dst string, dport uint16) packet {
 		payload: []byte("hello kerb")}
 }
 
-// icmp is an echo or an error; t is the type, id the identifier.
+// icmp returns an echo or an error; t is the type, id the identifier.
 func icmp(src, dst string, t uint8, id uint16) packet {
 	p := packet{src: addr(src), dst: addr(dst), proto: protoICMP, sport: uint16(t) << 8, dport: id,
 		payload: []byte("echo payload")}

@@ -21,7 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// module is the package as the agent would deploy it.
+// module returns the package as the agent would deploy it.
 func module(t testing.TB, constants map[string]any) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
@@ -40,21 +40,21 @@ func module(t testing.TB, constants map[string]any) dataplane.Module {
 	}
 }
 
-// kernel is a proxy loaded for both directions, but not attached. Frames meet it on the interface of PROG_TEST_RUN.
+// kernel is a proxy loaded for both directions, but not attached. Frames have the interface of PROG_TEST_RUN.
 type kernel struct {
 	t         testing.TB
 	loaded    *dataplane.Loaded
 	egress    *ebpf.Program
 	ingress   func() *ebpf.Program
 	maps      sdk.Maps
-	vips      uint32 // numbers given out
+	vips      uint32 // assigned numbers
 	slots     uint32
 	instances uint32
 	locals    uint32
-	on        uint32 // interface that packets meet the proxy on, 0: testIfindex
+	on        uint32 // interface of packets, 0: testIfindex
 }
 
-// testIfindex is the interface that PROG_TEST_RUN says packets come from, by default: lo.
+// testIfindex is the default interface of PROG_TEST_RUN: lo.
 const testIfindex = 1
 
 func loadProxy(t testing.TB, constants map[string]any) *kernel {
@@ -62,7 +62,7 @@ func loadProxy(t testing.TB, constants map[string]any) *kernel {
 	return load(t, module(t, constants))
 }
 
-// loadConfigured loads the proxy as a config makes it.
+// loadConfigured loads the proxy with a config.
 func loadConfigured(t testing.TB, config string) *kernel {
 	t.Helper()
 	mod := module(t, nil)
@@ -81,7 +81,7 @@ func load(t testing.TB, mod dataplane.Module) *kernel {
 	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}
 }
 
-// change gives the data plane the values of another config, without a new program.
+// change sets the values of another config in the data plane without replacing the program.
 func (k *kernel) change(c *config) {
 	k.t.Helper()
 	mod := module(k.t, nil)
@@ -98,7 +98,7 @@ func (k *kernel) put(name string, key, value any) {
 	}
 }
 
-// addInstance places an instance; the addresses may be of both families.
+// addInstance adds an instance with addresses of one or both families.
 func (k *kernel) addInstance(localSlot uint32, addrs ...string) uint32 {
 	k.t.Helper()
 	k.instances++
@@ -137,7 +137,7 @@ func (k *kernel) setFlags(index, flags uint32) {
 	k.put(mapInstances, index, in)
 }
 
-// addLocal makes an interface known.
+// addLocal adds an interface.
 func (k *kernel) addLocal(ifindex uint32, mac [6]byte, flags uint8) uint32 {
 	k.t.Helper()
 	k.locals++
@@ -146,7 +146,7 @@ func (k *kernel) addLocal(ifindex uint32, mac [6]byte, flags uint8) uint32 {
 	return k.locals
 }
 
-// addVIP makes a virtual address known.
+// addVIP adds a virtual address.
 func (k *kernel) addVIP(a string, policy uint8, flags uint8, run ...uint32) uint32 {
 	k.t.Helper()
 	k.vips++
@@ -195,7 +195,7 @@ const (
 	tcRedirect = 7
 )
 
-// result is the result of a frame.
+// result is the result of a test run.
 type result struct {
 	action int32
 	frame  []byte
@@ -217,7 +217,7 @@ func (k *kernel) run(p *ebpf.Program, frame []byte) result {
 	return result{int32(ret), opts.DataOut}
 }
 
-// out sends a frame from the service, in one to it.
+// out runs a frame from the service, in runs one to it.
 func (k *kernel) out(frame []byte) result { k.t.Helper(); return k.run(k.egress, frame) }
 func (k *kernel) in(frame []byte) result  { k.t.Helper(); return k.run(k.ingress(), frame) }
 
@@ -243,7 +243,7 @@ func (k *kernel) count(what uint32) uint64 {
 	return sum
 }
 
-// table is all sessions, of both tables.
+// table returns all sessions of both tables.
 func (k *kernel) table() map[flow]session {
 	k.t.Helper()
 	out := map[flow]session{}
@@ -295,7 +295,7 @@ func readEvents(t testing.TB, ring *ebpf.Map) func() (unknown, []byte) {
 	}
 }
 
-// notEmulated leaves out what takes too long in the emulated machines of the kernel matrix.
+// notEmulated skips tests that take too long on the emulated machines of the kernel matrix.
 func notEmulated(t testing.TB) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {

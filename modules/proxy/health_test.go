@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// clinic is a data plane and its control plane, with a virtual service that names its port.
+// clinic is a data plane and its control plane, with a virtual service with a port.
 type clinic struct {
 	*chooser
 	vs sdk.VirtualService
@@ -28,8 +28,8 @@ func newClinic(t *testing.T, n int, config string) *clinic {
 	return c
 }
 
-// connect opens connections, which the instances answer but for the sick ones: they refuse, or say nothing to the SYN
-// and to its second.
+// connect opens connections. Healthy instances answer; unhealthy ones refuse them, or do not answer the SYN and its
+// retransmission.
 func (c *clinic) connect(n int, sick map[string]string) {
 	c.t.Helper()
 	for range n {
@@ -87,8 +87,8 @@ func (c *clinic) condition(kind string) sdk.Condition {
 	return sdk.Condition{}
 }
 
-// An instance that refuses connections, or leaves them unanswered, gets none for a while; twice as long if it fails
-// again; and takes part again as before when it has accepted one.
+// An instance that refuses connections, or does not answer, is ejected for a while, twice as long if it fails again. It
+// is restored when it has accepted a connection.
 func TestFailingInstanceIsEjected(t *testing.T) {
 	for _, how := range []string{"refuses", "silent"} {
 		t.Run(how, func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestFailingInstanceIsEjected(t *testing.T) {
 	}
 }
 
-// However many fail, half of the instances stay, and the last one always; failures say nothing where any port is
-// served, or where connections succeed.
+// At most half of the instances are ejected, and never the last one. Failures are ignored if any port is served, or if
+// connections succeed.
 func TestMostInstancesStay(t *testing.T) {
 	all := map[string]string{"web-0": "refuses", "web-1": "refuses", "web-2": "refuses", "web-3": "refuses"}
 	for _, tc := range []struct {
@@ -179,7 +179,7 @@ func TestMostInstancesStay(t *testing.T) {
 	}
 }
 
-// Live sessions beyond the share of their interface are a condition, with the way out.
+// Live sessions over the quota of their interface are a condition, with the remedy.
 func TestCrowdedSessionsAreACondition(t *testing.T) {
 	w := newWorldOn(loadConfigured(t, `{"tables": {"sessions": 128}}`), true)
 	p := newPlantOn(t, `{"tables": {"sessions": 128}}`, w.maps)

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cold is longer than copies of sessions are used: 256 jiffies, the resolution of coarse clocks.
+// cold exceeds the lifetime of copies of sessions: 256 jiffies, at the resolution of coarse clocks.
 func cold(t testing.TB) time.Duration {
 	t.Helper()
 	var jiffy unix.Timespec
@@ -21,7 +21,7 @@ func cold(t testing.TB) time.Duration {
 	return 260 * time.Duration(jiffy.Nano())
 }
 
-// onCPU has test run on one CPU, where PROG_TEST_RUN then runs programs.
+// onCPU runs test on one CPU, on which PROG_TEST_RUN then runs programs.
 func onCPU(t testing.TB, cpu int, test func()) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -38,7 +38,7 @@ func onCPU(t testing.TB, cpu int, test func()) {
 	test()
 }
 
-// entry is one of the two entries of the only session.
+// entry returns one of the two entries of the only session.
 func (w *world) entry(reverse bool) flow {
 	w.t.Helper()
 	for k, s := range w.table() {
@@ -50,7 +50,7 @@ func (w *world) entry(reverse bool) flow {
 	return flow{}
 }
 
-// connect opens a connection to the far instance, and returns what the client sends in it and how it looks afterwards.
+// connect opens a connection to the far instance, and returns a packet of the client, and its expected translation.
 func (w *world) connect() (sent, changed packet) {
 	w.t.Helper()
 	w.out(tcp(w.client, 40000, w.farVIP, 80, tcpSYN).bytes())
@@ -62,17 +62,17 @@ func (w *world) connect() (sent, changed packet) {
 	return sent, changed
 }
 
-// A session that was just used is found in this CPU's copies, for a moment.
+// A session that was just used is found in this CPU's copies for a short time.
 func TestCopiesOfSessions(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
-		// two slots: sessions are not made again in the middle of a connection
+		// two slots: sessions are not re-created within a connection
 		w.addVIP(w.farVIP, policyTurns, 0, w.farI, w.farI)
 		sent, changed := w.connect()
 		key := w.entry(false)
 		s := w.table()[key]
 		served := false
 		onCPU(t, 0, func() {
-			// The moment may end between the two packets: in an emulated computer it often does.
+			// The copy may expire between the two packets, as often on emulated machines.
 			for end := time.Now().Add(10 * time.Second); !served && time.Now().Before(end); {
 				w.put(mapSessions, key, s)
 				w.want(w.out(sent.bytes()), tcNext, changed.bytes())
@@ -84,7 +84,7 @@ func TestCopiesOfSessions(t *testing.T) {
 			if !served {
 				t.Error("the copy is not used")
 			}
-			time.Sleep(cold(t)) // how long a copy is used is what is tested
+			time.Sleep(cold(t)) // the test measures how long a copy is used
 			if got := w.out(sent.bytes()); got.action == tcNext {
 				t.Error("the copy is used for too long")
 			}
@@ -92,7 +92,7 @@ func TestCopiesOfSessions(t *testing.T) {
 	})
 }
 
-// When a session ends or begins, no CPU continues with a copy.
+// After a session ends or starts, no CPU uses an outdated copy.
 func TestCopiesAreDroppedOnAllCPUs(t *testing.T) {
 	if runtime.NumCPU() < 2 {
 		t.Skip("needs two CPUs")
@@ -122,7 +122,7 @@ func TestCopiesAreDroppedOnAllCPUs(t *testing.T) {
 	})
 }
 
-// The LRU may put out one entry of a session and not the other. It is there again before it is needed.
+// The LRU may evict one entry of a session only. It is restored before it is needed.
 func TestOneEntryIsMissing(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		sent, changed := w.connect()
@@ -130,7 +130,7 @@ func TestOneEntryIsMissing(t *testing.T) {
 			if err := w.maps[mapSessions].Delete(w.entry(reverse)); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(cold(t)) // no copy is used any more
+			time.Sleep(cold(t)) // copies have expired
 			answer := tcp(w.far, 80, w.client, 40000, tcpACK)
 			back := answer
 			back.src = addr(w.farVIP)
@@ -146,9 +146,8 @@ func TestOneEntryIsMissing(t *testing.T) {
 	})
 }
 
-// What a copy does to a packet is what the session does: TCP and UDP, with and without checksum, to another port and
-// back, by the interface of an instance and on the ordinary way. That the copy was used shows in that the session may
-// be missing.
+// A copy translates a packet as the session does: TCP and UDP, with and without checksum, to another port and back,
+// through the interface of an instance and on the normal path. Removing the session shows that the copy was used.
 func TestCopiesChangePackets(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for i, near := range []bool{true, false} {
@@ -172,7 +171,7 @@ func TestCopiesChangePackets(t *testing.T) {
 				}
 				w.byCopy(w.out, p.bytes(), action, want.bytes())
 				if near {
-					continue // its answers are met elsewhere
+					continue // its answers pass another interface
 				}
 				answer, back := want.turned(), p.turned()
 				w.byCopy(w.in, answer.bytes(), tcNext, back.bytes())
@@ -206,7 +205,7 @@ func (w *world) byCopy(send func([]byte) result, frame []byte, action int32, wan
 	})
 }
 
-// CPUs have 512 to 16,384 copies each, and all together at most 8 MiB, or the least of each.
+// CPUs have 512 to 16,384 copies each, in total at most 8 MiB, or the minimum per CPU.
 func TestNumberOfCopies(t *testing.T) {
 	for cpus, want := range map[int]uint32{1: 13, 2: 13, 4: 13, 5: 12, 8: 12, 64: 9, 128: 8, 4096: 8} {
 		if got := hotBits(cpus); got != want {
@@ -215,7 +214,7 @@ func TestNumberOfCopies(t *testing.T) {
 	}
 }
 
-// Two sessions whose hashes agree have copies at the same time.
+// Two sessions with the same hash can have copies at the same time.
 func TestTwoCopiesOfAPlace(t *testing.T) {
 	w := newWorld(t, true)
 	w.twoSlots()

@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// twoSlots is a virtual address of two slots: sessions to it are not made again in the middle of a connection.
+// twoSlots adds a virtual address of two slots, whose sessions are not re-created within a connection.
 func (w *world) twoSlots() { w.addVIP(w.farVIP, policyTurns, 0, w.farI, w.farI) }
 
-// open makes a connection to the far instance.
+// open opens a connection to the far instance.
 func (w *world) open(port uint16) {
 	w.out(tcp(w.client, port, w.farVIP, 80, tcpSYN).bytes())
 	w.in(tcp(w.far, 80, w.client, port, tcpSYN|tcpACK).bytes())
@@ -41,7 +41,7 @@ func (w *world) close(port uint16) {
 	w.out(tcp(w.client, port, w.farVIP, 80, tcpACK).bytes())
 }
 
-// Connections that have ended take no room from those that live.
+// Closed connections take no room from live ones.
 func TestClosedSessionsEvictNoLiveOnes(t *testing.T) {
 	for _, v4 := range []bool{true, false} {
 		w := newWorldOn(loadConfigured(t, `{"tables": {"sessions": 4096}}`), v4)
@@ -119,7 +119,7 @@ func TestValuesChange(t *testing.T) {
 	}
 }
 
-// neighbours has another service on the node, which is up to no good.
+// neighbours is a node with another, hostile service.
 type neighbours struct {
 	*world
 	lab  *netlab.Lab
@@ -147,7 +147,7 @@ func newNeighbours(t *testing.T, config string) *neighbours {
 	return n
 }
 
-// attack runs with packets that meet the proxy on the other service's interface.
+// attack runs f with packets on the other service's interface.
 func (n *neighbours) attack(do func()) {
 	n.t.Helper()
 	err := n.lab.Node().Do(func() error {
@@ -163,7 +163,7 @@ func (n *neighbours) attack(do func()) {
 
 const evilClient = "10.18.66.6"
 
-// flood sends packets from so many ports; answered: the instance answers each.
+// flood sends packets from n ports; if answered, the instance answers each.
 func (n *neighbours) flood(flows, packets int, answered bool) {
 	for i := range flows {
 		for range packets {
@@ -175,8 +175,8 @@ func (n *neighbours) flood(flows, packets int, answered bool) {
 	}
 }
 
-// What one service sends evicts no session of another one: neither idle connections, nor those that wait for their
-// first answer; and those that come later find room.
+// Packets of one service evict no session of another one, neither idle connections nor unanswered ones; and new ones
+// find room.
 func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -184,7 +184,7 @@ func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
 		answered bool
 	}{{"one packet", 1, false}, {"two packets", 2, false}, {"answered", 2, true}} {
 		t.Run(c.name, func(t *testing.T) {
-			// On emulated machines a flood takes longer than the default of tcpSyn.
+			// On emulated machines, a flood takes longer than the default of tcpSyn.
 			n := newNeighbours(t, `{"tables": {"sessions": 4096}, "timeouts": {"tcpSyn": "10m"}}`)
 			n.open(1000)
 			n.out(tcp(n.client, 1001, n.farVIP, 80, tcpSYN).bytes())
@@ -219,7 +219,7 @@ func askWindow(t testing.TB) int64 {
 	return now.Nano() >> 30
 }
 
-// askMuch sends more packets to unknown addresses than a service may hold, and reports whether all were sent within one
+// askMuch sends more packets to unknown addresses than a service's share, and reports whether all were sent within one
 // window. In two windows a service gets twice its share, which fills the ring buffer unless a control plane reads it.
 func (n *neighbours) askMuch(same bool) bool {
 	n.t.Helper()
@@ -239,15 +239,14 @@ func (n *neighbours) askMuch(same bool) bool {
 	return askWindow(n.t) == begin
 }
 
-// A service that asks for unknown addresses leaves the others what they may ask for: of other addresses, and of the
-// same.
+// Lookups of one service for unknown addresses do not reduce the share of others, for the same and for other addresses.
 func TestUnknownAddressesOfOthers(t *testing.T) {
 	for _, same := range []bool{false, true} {
 		for done := false; !done && !t.Failed(); {
 			t.Run(fmt.Sprintf("same=%t", same), func(t *testing.T) {
 				done = true // also when it is skipped
 				n := newNeighbours(t, "")
-				if done = n.askMuch(same); done { // otherwise again, with empty tables
+				if done = n.askMuch(same); done { // otherwise retry with empty tables
 					n.stillHeld()
 				}
 			})
@@ -280,7 +279,7 @@ func hotHash(src, dst netip.Addr, sport, dport uint16, ifindex uint32) uint32 {
 	return ((word(from[12:]) ^ word(to[12:])) + word([]byte{s[0], s[1], d[0], d[1]})*31 + ifindex) * 2654435769
 }
 
-// New sessions leave the copies alone that CPUs keep of others, even of the same place.
+// New sessions do not invalidate other sessions' copies on CPUs, even in the same slot.
 func TestNewSessionsKeepCopiesOfOthers(t *testing.T) {
 	w := newWorld(t, true)
 	w.twoSlots()
@@ -312,7 +311,8 @@ func TestNewSessionsKeepCopiesOfOthers(t *testing.T) {
 	}
 }
 
-// A connection to an instance's own address from the port of one to its virtual address: closed or open, both work.
+// A connection to an instance's own address with the source port of one to its virtual address works, whether the
+// latter is open or closed.
 func TestDirectBesideVirtual(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for port, end := range map[uint16]string{4000: "closed", 4001: "reset", 4002: "open"} {
@@ -342,8 +342,8 @@ func TestDirectBesideVirtual(t *testing.T) {
 	})
 }
 
-// A TCP packet without a session starts one where only one instance can have the connection; else it is answered with a
-// reset.
+// A TCP packet without a session creates one if only one instance can have the connection; otherwise it is answered
+// with a reset.
 func TestSessionsAreRecovered(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		if !w.talk(4000) {

@@ -10,8 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by
-// name.
+// The Go structures in maps have the layout of the compiled data plane; fields are matched by name.
 func TestDataPlaneLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(chain.TC))

@@ -25,7 +25,7 @@ import (
 
 const (
 	servedPort, innerPort = 8080, 9090
-	otherPort             = 8081 // served, but no instance listens on it
+	otherPort             = 8081 // served, but without a listening instance
 )
 
 // site is a node with a client and an instance of a service, and the proxy on both interfaces.
@@ -78,7 +78,7 @@ func openSiteOn(t *testing.T, k *kernel, opts netlab.HostOptions, flags uint8) *
 
 var virtual4, virtual6 = addr("10.30.0.2"), addr("fdff:2000::2")
 
-// attach puts a program on one side of a host's outer interface.
+// attach attaches a program to one side of a host's outer interface.
 func (s *site) attach(h *netlab.Host, prog *ebpf.Program, parent uint32) {
 	s.t.Helper()
 	err := s.lab.Node().Do(func() error {
@@ -98,8 +98,8 @@ func (s *site) attach(h *netlab.Host, prog *ebpf.Program, parent uint32) {
 	}
 }
 
-// completeChecksums takes checksum offload from the hosts' outer interfaces: they complete what is partial, so that the
-// stack behind checks it.
+// completeChecksums disables checksum offload on the hosts' outer interfaces, which then complete partial checksums, so
+// that the receiving stack verifies them.
 func (s *site) completeChecksums() {
 	s.t.Helper()
 	err := s.lab.Node().Do(func() error {
@@ -110,8 +110,8 @@ func (s *site) completeChecksums() {
 	}
 }
 
-// Connections through the virtual addresses between real stacks: into the namespace at once or through the interface's
-// own chain, with checksums left to the device, completed on the way, or complete from the start.
+// Connections through virtual addresses between real stacks: directly into the namespace or through the interface's own
+// chain, with checksums offloaded to the device, completed on the path, or complete from the start.
 func TestLive(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -143,14 +143,14 @@ func TestLive(t *testing.T) {
 			if err := s.maps[mapInstanceStats].Lookup(s.instance, &stats); err != nil {
 				t.Fatal(err)
 			}
-			if stats.RTT == 0 || stats.RTT > uint64(30*time.Second) { // the longest that one may take here
+			if stats.RTT == 0 || stats.RTT > uint64(30*time.Second) { // timeout of one
 				t.Errorf("connect takes %d ns", stats.RTT)
 			}
 		})
 	}
 }
 
-// The same with a client that is an instance, and that the server sees by its virtual address.
+// The same with a client that is an instance, whose virtual address the server sees.
 func TestLiveNamed(t *testing.T) {
 	for _, flags := range []uint8{localPeer, 0} {
 		t.Run(fmt.Sprint(flags), func(t *testing.T) { liveNamed(t, flags) })
@@ -184,8 +184,8 @@ func liveNamed(t *testing.T, flags uint8) {
 	}
 }
 
-// A node that forwards packets to an instance itself, and finds them too large for its interface, notifies the client
-// of the virtual address.
+// If a node forwards packets to an instance itself, and they are too large for its interface, its ICMP error to the
+// client has the virtual address.
 func TestNodeSaysTooBig(t *testing.T) {
 	const mtu = 1400
 	s := openSite(t, netlab.HostOptions{Routed: true}, 0)
@@ -194,7 +194,7 @@ func TestNodeSaysTooBig(t *testing.T) {
 	if err := s.maps[mapInterfaces].Lookup(server, &slot); err != nil {
 		t.Fatal(err)
 	}
-	s.put(mapLocals, slot, local{Ifindex: server}) // without a MAC address: the ordinary way
+	s.put(mapLocals, slot, local{Ifindex: server}) // without a MAC address: the normal path
 	err := s.lab.Node().Do(func() error {
 		link, err := netlink.LinkByIndex(int(server))
 		return errors.Join(err, netlink.LinkSetMTU(link, mtu))
@@ -210,7 +210,7 @@ func TestNodeSaysTooBig(t *testing.T) {
 	}
 }
 
-// pathMTU is what the client's kernel knows after too large packets: want, if that comes about.
+// pathMTU returns the path MTU of the client's kernel after packets that are too large, and waits for want.
 func (s *site) pathMTU(vip netip.Addr, want int) (known int) {
 	s.t.Helper()
 	conn, err := s.dial("udp", vip, servedPort)
@@ -297,8 +297,7 @@ func (s *site) dial(network string, to netip.Addr, port uint16) (conn net.Conn, 
 	return conn, err
 }
 
-// exchange has the server echo what the client sends: a stream with segmentation offload at work, and datagrams, the
-// largest in fragments.
+// exchange echoes data of the client: a stream with segmentation offload, and datagrams, the largest in fragments.
 func (s *site) exchange(vip netip.Addr) {
 	s.t.Helper()
 	stream := bytes.Repeat([]byte("kerb 0123456789\n"), 1<<16)
@@ -374,7 +373,7 @@ func (s *site) echo(network string, to netip.Addr, data []byte) error {
 	return nil
 }
 
-// refused meets answers: of the instance's stack, translated, and of the proxy itself.
+// refused checks refusals: those of the instance's stack, translated, and those of the proxy.
 func (s *site) refused(virtual netip.Addr) {
 	s.t.Helper()
 	t := s.t.(*testing.T)

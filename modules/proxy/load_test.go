@@ -21,8 +21,8 @@ const (
 	maxVerifiedNamed = 400000 // with source: instance
 )
 
-// inlineMost is how many instructions the linker writes straight into a chain (internal/dataplane/inline.go). A call
-// costs what a third of the fast way does.
+// inlineMost is the number of instructions up to which the linker inlines a function into a chain
+// (internal/dataplane/inline.go). A call costs a third of the fast path.
 const inlineMost = 512
 
 func TestEntriesAreInlined(t *testing.T) {
@@ -60,9 +60,9 @@ func TestVerifies(t *testing.T) {
 	}
 }
 
-// On processors that reorder (arm64) the epoch has to be counted after the map was changed, and a copy to be compared
-// with what the map has after the epoch was read. Neither shows in a test that runs: so the code has the lock and the
-// sequence counter's barrier (hot.h), and no atomic add, which is unordered without a result.
+// On weakly ordered processors (arm64) the epoch must be incremented after the map was changed, and a copy must be
+// compared with the map after the epoch was read. No test run can show this. Therefore the test checks that the code
+// has the lock and the barrier of the sequence counter (hot.h), and no atomic add, which is unordered without a result.
 func TestEpochsAreOrdered(t *testing.T) {
 	spec, err := pkgstest.Package(t).Spec(string(chain.TC))
 	if err != nil {
@@ -71,7 +71,7 @@ func TestEpochsAreOrdered(t *testing.T) {
 	locks, barriers := 0, 0
 	for _, p := range spec.Programs {
 		function := ""
-		epoch := false // the instructions behind a load of the map, until the next map
+		epoch := false // the instructions after a load of the map, until the next map
 		for i := range p.Instructions {
 			in := &p.Instructions[i]
 			if f := btf.FuncMetadata(in); f != nil {
@@ -95,7 +95,7 @@ func TestEpochsAreOrdered(t *testing.T) {
 	}
 }
 
-// countedUnderLock returns 1 if nothing but a count lies between a lock and its end.
+// countedUnderLock returns 1 if only a count is between lock and unlock.
 func countedUnderLock(t *testing.T, function string, behind asm.Instructions) int {
 	stores := 0
 	for i := range behind {
@@ -114,7 +114,7 @@ func countedUnderLock(t *testing.T, function string, behind asm.Instructions) in
 	return 0
 }
 
-// lookupsBehind returns 1 if a map is looked up next.
+// lookupsBehind returns 1 if a map lookup follows.
 func lookupsBehind(behind asm.Instructions) int {
 	for i := range behind {
 		if behind[i].IsBuiltinCall() {

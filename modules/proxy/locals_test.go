@@ -17,7 +17,7 @@ func localInstance(name string, ifindex uint32, addresses ...string) sdk.Attachm
 		Addresses: addresses, Ingress: []string{"px"}}
 }
 
-// local is what the data plane finds of where an instance is.
+// local is the data plane's location of an instance.
 func (p *plant) local(name string) (local, uint32) {
 	p.t.Helper()
 	_, e := p.entry(name)
@@ -49,7 +49,7 @@ func (p *plant) interfaces() map[uint32]uint32 {
 	return out
 }
 
-// homes are the addresses that the data plane knows to be of this node.
+// homes returns the addresses that the data plane has for this node.
 func (p *plant) homes() map[netip.Addr]uint32 {
 	p.t.Helper()
 	out := map[netip.Addr]uint32{}
@@ -63,7 +63,7 @@ func (p *plant) homes() map[netip.Addr]uint32 {
 	return out
 }
 
-// Addresses of services are known as they come, move and go, also after a restart.
+// Addresses of services follow their changes, also after a restart.
 func TestHomes(t *testing.T) {
 	p := newPlant(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24", "fd00::1/64"), localInstance("b", 8, "10.18.0.2/24")
@@ -94,7 +94,7 @@ func TestHomes(t *testing.T) {
 	}
 }
 
-// Instances are found to be on this node by either address, whichever is known first.
+// Instances are located on this node by either address, in any order.
 func TestLocals(t *testing.T) {
 	p := newPlant(t, "")
 	p.changed(localInstance("a", 7, "10.18.0.1/24"), true)
@@ -134,8 +134,8 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A service that takes another's address gets nothing that is for the other: an instance that names a service belongs
-// to that one, and if none does, the packets continue as addresses and bridges have it.
+// A service that takes another's address does not get its packets: an instance that names a service belongs to that
+// one. If none does, packets are routed normally.
 func TestStolenAddress(t *testing.T) {
 	for ifindex, first := range map[uint32]bool{6: true, 8: false} {
 		p := newPlant(t, "")
@@ -164,7 +164,7 @@ func TestStolenAddress(t *testing.T) {
 	}
 }
 
-// Interfaces of the node itself are clients, but packets to them are the stack's.
+// Interfaces of the node are clients, but packets to them pass to the stack.
 func TestNodeInterface(t *testing.T) {
 	p := newPlant(t, "")
 	i := localInstance("", 7, "10.18.0.1/24")
@@ -179,8 +179,8 @@ func TestNodeInterface(t *testing.T) {
 	}
 }
 
-// A place among the interfaces is kept as long as sessions refer to it, also through a restart, and while the interface
-// is missing for a moment.
+// The index of an interface is kept while sessions refer to it, also during a restart, and while the interface is
+// missing for a short time.
 func TestLocalsKeepTheirPlaces(t *testing.T) {
 	p := newPlant(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24"), localInstance("b", 8, "10.18.0.2/24")

@@ -12,10 +12,10 @@ import (
 // instances with names, and instances on other nodes.
 type model struct {
 	services map[netip.Addr]*modelService
-	forward  map[modelFlow]*modelSession // as the client sends
-	reverse  map[modelFlow]*modelSession // as the instance answers
+	forward  map[modelFlow]*modelSession // direction of the client
+	reverse  map[modelFlow]*modelSession // direction of the instance
 	order    []modelFlow                 // keys that reverse has or had
-	names    map[netip.Addr]netip.Addr   // virtual addresses that clients send by in new sessions
+	names    map[netip.Addr]netip.Addr   // virtual addresses of clients in new sessions
 }
 
 type modelService struct {
@@ -28,7 +28,7 @@ type modelService struct {
 type modelInstance struct {
 	index      uint32
 	addr       netip.Addr
-	virtual    netip.Addr // that answers to clients with names come from; invalid: from addr
+	virtual    netip.Addr // source of answers to clients with names; invalid: addr
 	generation int
 	gone       bool
 	draining   bool
@@ -67,7 +67,7 @@ const (
 
 func flowOf(p packet) modelFlow { return modelFlow{p.proto, p.src, p.dst, p.sport, p.dport} }
 
-// out is what happens to a packet from the client; a changed one is returned.
+// out handles a packet from the client, and returns the translated one.
 func (m *model) out(p packet) (modelVerdict, packet) {
 	f := flowOf(p)
 	s := m.forward[f]
@@ -96,7 +96,7 @@ func (m *model) out(p packet) (modelVerdict, packet) {
 	return modelChange, p
 }
 
-// attend says whether the packet continues, with or without the session.
+// attend reports whether the packet continues, with or without the session.
 func (m *model) attend(s *modelSession, p packet) (modelVerdict, bool) {
 	in, begins := s.instance, p.flags&(tcpSYN|tcpACK) == tcpSYN
 	if begins && s.closed {
@@ -164,7 +164,7 @@ func (m *model) enrol(f modelFlow, in *modelInstance, port uint16, name netip.Ad
 	return s
 }
 
-// back is what the instance answers.
+// back returns the instance's answer.
 func (s *modelSession) back() modelFlow {
 	src := s.addr
 	if s.name.IsValid() && s.instance.virtual.IsValid() {
@@ -181,7 +181,7 @@ func (m *model) forget(s *modelSession) {
 	}
 }
 
-// in is what happens to a packet that an instance sends to the client.
+// in handles a packet from an instance to the client.
 func (m *model) in(p packet) (modelVerdict, packet) {
 	s := m.reverse[flowOf(p)]
 	if s == nil {
@@ -229,7 +229,7 @@ func (s *modelService) choose(f modelFlow) *modelInstance {
 	return best
 }
 
-// hashFlow is Bob Jenkins' lookup3 over the words of the source, or of the whole flow.
+// hashFlow returns Bob Jenkins' lookup3 over the words of the source, or of the whole flow.
 func hashFlow(f modelFlow, whole bool) uint32 {
 	src, dst := addressOf(f.src), addressOf(f.dst)
 	sport, dport := portOf(f.sport), portOf(f.dport)

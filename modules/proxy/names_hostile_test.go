@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// An ICMP error about packets that no one has sent opens no session under the virtual address of another instance,
-// which packets with that source would then pass by.
+// A forged ICMP error does not create a session with the virtual address of another instance, through which packets
+// with that source would pass.
 func TestNamesAreNotSpoofedByErrors(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		victim := w.nearVIP
@@ -28,7 +28,7 @@ func TestNamesAreNotSpoofedByErrors(t *testing.T) {
 	})
 }
 
-// Packets that the parser does not read to the end have no other instance's address either.
+// Packets that cannot be parsed completely cannot have another instance's address either.
 func TestNamesAreNotSpoofedByOddPackets(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		odd := udp(w.farOwn, 4000, w.far, 80)
@@ -53,7 +53,7 @@ func TestNamesAreNotSpoofedByOddPackets(t *testing.T) {
 	})
 }
 
-// UDP without a checksum has none afterwards.
+// UDP without a checksum stays without one.
 func TestNamedWithoutChecksum(t *testing.T) {
 	w := newNamed(t, true)
 	there, back := udp(w.client, 4000, w.nearVIP, 80), udp(w.near, 80, w.own, 4000)
@@ -67,7 +67,7 @@ func TestNamedWithoutChecksum(t *testing.T) {
 	}
 }
 
-// handOver loads the proxy with another config, and with what the maps have.
+// handOver loads the proxy with another config and the existing maps.
 func (w *named) handOver(constants map[string]any) {
 	w.t.Helper()
 	next := loadProxy(w.t, constants)
@@ -99,8 +99,8 @@ func (w *named) handOver(constants map[string]any) {
 	w.kernel = next
 }
 
-// When source becomes client, UDP of clients with names begins again with their own address. So does TCP, of which the
-// instance knows nothing: its reset reaches the client, and that of the client the instance.
+// When source changes to client, UDP of clients with names continues with their own address. So does TCP, which the
+// instance does not know: its reset reaches the client, and the client's reset the instance.
 func TestSourceBecomesClient(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		data, reset := tcp(w.client, 4000, w.nearVIP, 80, tcpACK), tcp(w.near, 80, w.client, 4000, tcpRST)
@@ -132,7 +132,7 @@ func TestSourceBecomesClient(t *testing.T) {
 	})
 }
 
-// Answers to instances on other nodes count as new sessions of the instance that answers, which its quota bounds.
+// Answers to instances on other nodes count as new sessions of the answering instance, within its quota.
 func TestNamedAnswersHaveQuota(t *testing.T) {
 	k := loadProxy(t, map[string]any{"source_instance": true, "pending_budget": uint32(4)})
 	w := newNamedOn(t, k, true)

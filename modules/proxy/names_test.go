@@ -17,10 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// dropSpoofed is the first reason of the module but two.
+// dropSpoofed is the third drop reason of the module.
 const dropSpoofed = kerbabi.DropReason(34)
 
-// named is a world with source: instance. The client is an instance with the address own, the far one has farOwn.
+// named is a world with source: instance. The client is an instance with the address own; the far instance has farOwn.
 type named struct {
 	*world
 	own, farOwn string
@@ -70,7 +70,7 @@ func newNamedOn(t testing.TB, k *kernel, v4 bool) *named {
 	return w
 }
 
-// atNear sends a frame from the interface of the instance on this node.
+// atNear runs a frame from the interface of the instance on this node.
 func (w *named) atNear(frame []byte) (got result) {
 	w.t.Helper()
 	w.on = w.nearIndex
@@ -86,7 +86,7 @@ func (w *named) name(a string, ifindex uint32, other string) {
 	w.put(mapNames, nameKey{addressOf(addr(a)), ifindex}, name{Other: addressOf(addr(other))})
 }
 
-// plain are packets with ports between two ends.
+// plain returns packets with ports between two ends.
 func plain(from string, sport uint16, to string, dport uint16, flags uint8) (out []packet) {
 	for _, proto := range []int{protoTCP, protoUDP, protoSCTP} {
 		p := tcp(from, sport, to, dport, flags)
@@ -96,7 +96,7 @@ func plain(from string, sport uint16, to string, dport uint16, flags uint8) (out
 	return out
 }
 
-// several is how often each packet is sent: the session is new, known, established, and copied for the CPU.
+// several is the number of repetitions of each packet: with a new, known, established session, and with the CPU's copy.
 const several = 5
 
 // An instance of this node sees the virtual address of the client, and answers to it.
@@ -118,7 +118,7 @@ func TestNamedOnOneNode(t *testing.T) {
 	})
 }
 
-// Between nodes both ends are known by their virtual addresses; what comes has the own address of whom it is for.
+// Between nodes, both ends have their virtual addresses; received packets get the receiver's own address.
 func TestNamedBetweenNodes(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		for _, flags := range []uint8{tcpSYN, tcpACK} {
@@ -134,7 +134,7 @@ func TestNamedBetweenNodes(t *testing.T) {
 		if n := len(w.table()); n != 6 {
 			t.Errorf("%d entries, want 6", n)
 		}
-		// An entry that was put out is made again by the other one.
+		// An evicted entry is restored from the other one.
 		there, back := udp(w.client, 4000, w.farVIP, 80), udp(w.farOwn, 80, w.client, 4000)
 		for key, e := range w.table() {
 			if key.Proto == protoUDP && e.Flags&sessionReverse == 0 {
@@ -150,7 +150,7 @@ func TestNamedBetweenNodes(t *testing.T) {
 	})
 }
 
-// age makes the entries ones of another tick, without copies.
+// age sets the entries to another tick, without copies.
 func (w *named) age() {
 	w.t.Helper()
 	for _, table := range []string{mapPending, mapSessions} {
@@ -168,7 +168,7 @@ func (w *named) age() {
 	}
 }
 
-// What a server answers to an instance on another node is no new connection, whatever the ports of its service are.
+// A server's answer to an instance on another node is not a new connection, for any ports of its service.
 func TestNamedAnswers(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		peer := w.farOwn
@@ -207,7 +207,7 @@ func TestNamedAnswers(t *testing.T) {
 	})
 }
 
-// ICMP errors quote what whom they are for has sent.
+// ICMP errors quote the packet as sent by their receiver.
 func TestNamedErrors(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		for _, about := range []func(string, uint16, string, uint16) packet{udp, func(src string, sport uint16, dst string,
@@ -275,13 +275,13 @@ func TestNamedFragments(t *testing.T) {
 	})
 }
 
-// No service gets a virtual address that is not its own: one written into packets drops them, the own address of
-// another instance is not translated.
+// No service can use a foreign virtual address: packets with one are dropped, and the own address of another instance
+// is not translated.
 func TestNamesAreNotSpoofed(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		drops := uint64(0)
 		elsewhere := map[bool]string{true: "10.40.0.1", false: "fd40::1"}[w.v4]
-		unused := map[bool]string{true: "10.30.99.9", false: "fdff:2000::999"}[w.v4] // in the ranges, no one's
+		unused := map[bool]string{true: "10.30.99.9", false: "fdff:2000::999"}[w.v4] // in the ranges, unassigned
 		w.want(w.out(udp(w.own, 4009, w.far, 80).bytes()), tcNext, udp(w.own, 4009, w.far, 80).bytes())
 		w.want(w.atNear(udp(w.own, 4000, w.far, 80).bytes()), tcShot, nil)
 		w.put(mapNames, nameKey{addressOf(addr(w.own)), testIfindex},
@@ -325,8 +325,8 @@ func TestNamesAreNotSpoofed(t *testing.T) {
 	})
 }
 
-// A retired name is that of the sessions which have it. Without it, TCP is reset, and UDP continues with the client's
-// own address.
+// A retired name is for its existing sessions. Without it, TCP is reset, and UDP continues with the client's own
+// address.
 func TestNameGoes(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		key := nameKey{addressOf(addr(w.client)), testIfindex}
@@ -355,7 +355,7 @@ func TestNameGoes(t *testing.T) {
 	})
 }
 
-// A service that calls itself sees its virtual address.
+// A service that connects to itself sees its virtual address.
 func TestNamedHairpin(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		for range several {
@@ -367,7 +367,7 @@ func TestNamedHairpin(t *testing.T) {
 	})
 }
 
-// names are those in the map, and how many instances have one by their index.
+// names returns the names in the map, and the number of instances with a name by index.
 func (p *plant) names() (out map[string]string, byIndex int) {
 	p.t.Helper()
 	out = map[string]string{}
@@ -395,8 +395,8 @@ func (p *plant) names() (out map[string]string, byIndex int) {
 
 const instanceConfig = `{"source": "instance"}`
 
-// An instance is called by the virtual address that stands for it alone, in the order of names of services; on its own
-// interface only. What it is called no longer is for sessions that there are, unless another one is called so.
+// The name of an instance is the virtual address that belongs to it alone, in the order of services' names, on its own
+// interface only. A previous name is for existing sessions, unless another instance gets it.
 func TestNamesInMaps(t *testing.T) {
 	p := newPlant(t, instanceConfig)
 	p.locals = []sdk.Attachment{localInstance("a", 7, "10.18.0.1/24", "fd00::1/64")}
@@ -460,7 +460,7 @@ func TestNamesInMaps(t *testing.T) {
 	}
 }
 
-// standsAlone is a service of one instance with an address of its own, if virtual is not empty.
+// standsAlone returns a service of one instance with its own address, if virtual is not empty.
 func standsAlone(name string, at int, virtual string) sdk.VirtualService {
 	vs := sdk.VirtualService{Name: name}
 	vs.Spec.Instances = []v1alpha1.VirtualInstance{webInstance(0, at)}
@@ -471,8 +471,7 @@ func standsAlone(name string, at int, virtual string) sdk.VirtualService {
 	return vs
 }
 
-// An instance without an address of its own does not get that of the one which had its index before, before or after a
-// restart.
+// An instance without its own address does not get that of the index's previous owner, before or after a restart.
 func TestNameGoesWithIndex(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		p := newPlant(t, instanceConfig)
@@ -525,7 +524,7 @@ func TestNameByIndexWithoutAddress(t *testing.T) {
 	}
 }
 
-// What had no room gets its name with its place.
+// An instance that had no room gets its name together with its index.
 func TestNameOfTriedAgain(t *testing.T) {
 	const config = `{"source": "instance", "tables": {"instances": 1}}`
 	p := newPlant(t, config)
@@ -542,7 +541,8 @@ func TestNameOfTriedAgain(t *testing.T) {
 	}
 }
 
-// A full table of names is said, fails no update, and what it has is known: it goes, and others take its place.
+// A full table of names is reported and fails no update. Its entries are tracked: they are removed, and others take
+// their place.
 func TestNamesFull(t *testing.T) {
 	maps := newMaps(t, compileConfig(t, instanceConfig))
 	info, err := maps[mapNames].Info()

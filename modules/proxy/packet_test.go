@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// world is a small node: a client on the interface of PROG_TEST_RUN, and instances elsewhere on the node and off it.
+// world is a small node: a client on the interface of PROG_TEST_RUN, and instances on this and other nodes.
 type world struct {
 	*kernel
 	v4               bool
@@ -69,7 +69,7 @@ func (w *world) want(got result, action int32, frame []byte) {
 
 func (p packet) to(mac [6]byte) packet { p.dstMAC = mac[:]; return p }
 
-// Modules behind the proxy see the packets that it redirects, and another proxy behind it does not change their target.
+// Modules after the proxy see the packets that it redirects, and another proxy after it does not change their target.
 func TestRedirectIsDeferred(t *testing.T) {
 	sdktest.NeedRoot(t)
 	first, second := module(t, nil), module(t, nil)
@@ -79,7 +79,7 @@ func TestRedirectIsDeferred(t *testing.T) {
 	defer l.Close()
 	w := newWorldOn(&kernel{t: t, loaded: l, egress: l.Program, maps: l.Maps[first.Name]}, true)
 	for _, p := range []packet{tcp(w.client, 40000, w.nearVIP, 80, tcpSYN), udp(w.client, 40000, w.nearVIP, 80)} {
-		for range 3 { // of a new session, of a known one, and of one that the CPU has a copy of
+		for range 3 { // of a new session, a known one, and one with the CPU's copy
 			want := p.to(w.nearMAC)
 			want.dst = addr(w.near)
 			w.want(w.out(p.bytes()), tcRedirect, want.bytes())
@@ -87,7 +87,7 @@ func TestRedirectIsDeferred(t *testing.T) {
 	}
 }
 
-// A connection to an instance on the node is handed to its interface; one to another node continues with the stack.
+// A connection to an instance on the node is redirected to its interface; one to another node passes to the stack.
 func TestForward(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for _, proto := range []int{protoTCP, protoUDP, protoSCTP} {
@@ -113,7 +113,7 @@ func TestForward(t *testing.T) {
 	})
 }
 
-// Answers from other nodes are met on their way to the client, and carry the virtual address then.
+// Answers from other nodes get the virtual address on the path to the client.
 func TestAnswerFromAfar(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		w.out(udp(w.client, 40000, w.farVIP, 80).bytes())
@@ -127,7 +127,7 @@ func TestAnswerFromAfar(t *testing.T) {
 	})
 }
 
-// What is no business of the proxy passes unchanged, hostile frames too.
+// Packets that are not for the proxy pass unchanged, hostile frames included.
 func TestOthersPass(t *testing.T) {
 	w := newWorld(t, true)
 	arp := make([]byte, 60)
@@ -181,7 +181,7 @@ func TestPorts(t *testing.T) {
 	})
 }
 
-// Ports that a virtual service does not have are refused: TCP with a reset, UDP with an ICMP error.
+// Packets to ports without a virtual service are refused: TCP with a reset, UDP with an ICMP error.
 func TestPortNotServed(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -204,7 +204,7 @@ func TestPortNotServed(t *testing.T) {
 	})
 }
 
-// unreachable is the answer that quotes p; code4 and code6 are the codes of the families.
+// unreachable returns the answer that quotes p; code4 and code6 are the codes of the families.
 func unreachable(p packet, code4, code6 uint16) []byte {
 	e := packet{src: p.dst, dst: p.src, srcMAC: gatewayMAC, dstMAC: clientMAC, proto: protoICMP, sport: 3<<8 | code4}
 	most := 548
@@ -244,7 +244,7 @@ func compareReset(t *testing.T, got []byte, want packet) {
 	}
 }
 
-// ICMP echo goes through like anything else, the identifier in place of a port.
+// ICMP echo is translated like other protocols, with the identifier as port.
 func TestEcho(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		request, reply := uint8(8), uint8(0)
@@ -268,7 +268,7 @@ func TestEcho(t *testing.T) {
 	})
 }
 
-// Errors about packets of sessions, in both directions, from an end or from a router, quoting little or much.
+// Errors about packets of sessions, in both directions, from an end or a router, with short and long quotes.
 func TestICMPErrors(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -300,8 +300,8 @@ func TestICMPErrors(t *testing.T) {
 	})
 }
 
-// What the node's own stack says of a packet to an instance of this node names the virtual address, to the client who
-// sent it.
+// ICMP errors of the node's own stack about a packet to an instance of this node quote the virtual address, for the
+// client.
 func TestICMPErrorsOfTheNode(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -313,7 +313,7 @@ func TestICMPErrorsOfTheNode(t *testing.T) {
 		sent, forwarded := udp(w.client, 4000, vip, 53), udp(w.client, 4000, w.near, 5353)
 		w.want(w.out(sent.bytes()), tcRedirect, forwarded.to(w.nearMAC).bytes())
 		p, want := icmpError(node, w.client, forwarded, 8), icmpError(node, w.client, sent, 8)
-		w.want(w.in(p.bytes()), tcNext, p.bytes()) // the address is not known to be of this node
+		w.want(w.in(p.bytes()), tcNext, p.bytes()) // the address is not known as one of this node
 		w.put(mapHomes, addressOf(addr(w.near)), uint32(nearIfindex))
 		w.want(w.in(p.bytes()), tcNext, want.bytes())
 		other := icmpError(node, w.client, udp(w.client, 4001, w.near, 5353), 8)
@@ -324,7 +324,7 @@ func TestICMPErrorsOfTheNode(t *testing.T) {
 	})
 }
 
-// icmpError says that a port cannot be reached, quoting so many bytes behind the IP header.
+// icmpError returns a port unreachable error that quotes n bytes after the IP header.
 func icmpError(from, to string, about packet, quote int) packet {
 	p := packet{src: addr(from), dst: addr(to), proto: protoICMP, sport: 3<<8 | 3}
 	head := 20
@@ -335,7 +335,7 @@ func icmpError(from, to string, about packet, quote int) packet {
 	return p
 }
 
-// Later fragments follow the first one, which alone has ports.
+// Later fragments follow the first one, the only one with ports.
 func TestFragments(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		big := udp(w.client, 4000, w.farVIP, 53)
@@ -379,11 +379,11 @@ func TestOptions(t *testing.T) {
 	})
 }
 
-// A service that calls itself through its virtual address sees the virtual address on both sides.
+// A service that connects to itself through its virtual address sees the virtual address on both sides.
 func TestHairpin(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
-		self := w.addInstance(1, w.client) // the local of testIfindex
+		self := w.addInstance(1, w.client) // the local index of testIfindex
 		w.addVIP(vip, policyTurns, 0, self)
 		for _, sport := range []uint16{40000, 80} {
 			there, back := udp(w.client, sport, vip, 80), udp(w.client, 80, vip, sport)
@@ -406,7 +406,7 @@ func TestHairpin(t *testing.T) {
 	})
 }
 
-// Two sessions that would look alike to the instance differ in the source port there.
+// Two sessions that the instance could not distinguish get different source ports.
 func TestClash(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -427,8 +427,8 @@ func TestClash(t *testing.T) {
 	})
 }
 
-// Packets to unknown addresses go to the control plane whole, up to a number; those to addresses known not to exist are
-// answered.
+// Packets to unknown addresses are passed to the control plane whole, up to a number; those to addresses known not to
+// exist are answered.
 func TestUnknown(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		nobody := "10.30.9.9"
@@ -465,7 +465,7 @@ func TestUnknown(t *testing.T) {
 	})
 }
 
-// Instances that are gone, moved or draining.
+// Instances that are removed, moved or draining.
 func TestInstancesComeAndGo(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -510,8 +510,8 @@ func TestInstancesComeAndGo(t *testing.T) {
 	})
 }
 
-// A client that takes its ports again for a new connection gets one, also if the instance of the old one is gone:
-// closed or not.
+// A client that reuses its ports gets a new connection, also if the instance of the old one, closed or not, was
+// removed.
 func TestPortsAreUsedAgain(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		elsewhere := addr(w.far).Next()
@@ -535,7 +535,8 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	})
 }
 
-// A burst of connections from ports all over the range, each found again: the published proxy has room for 128.
+// A burst of connections from ports of the whole range, each of which is found again: the published proxy has room for
+// 128.
 func TestManySessions(t *testing.T) {
 	w := newWorld(t, true)
 	for port := range 16000 {
@@ -557,7 +558,7 @@ func TestManySessions(t *testing.T) {
 	}
 }
 
-// Frames cut short or with any byte changed: whatever they are, they pass, are changed, answered or dropped.
+// Truncated or modified frames pass, or are translated, answered or dropped, without an error.
 func TestHostileFrames(t *testing.T) {
 	notEmulated(t)
 	families(t, func(t *testing.T, w *world) {

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// otherService has one address and instances that no other virtual service has.
+// otherService returns a service with one address and separate instances.
 func otherService(name, address string, instances int) sdk.VirtualService {
 	vs := sdk.VirtualService{Name: name}
 	vs.Spec.Addresses = []v1alpha1.VirtualAddress{{Address: address}}
@@ -27,7 +27,7 @@ func otherService(name, address string, instances int) sdk.VirtualService {
 	return vs
 }
 
-// later lets what rests become free, and tries again what had no room.
+// later frees resting slots, and retries updates that had no room.
 func (p *plant) later() {
 	p.t.Helper()
 	p.now = p.now.Add(2 * restFor)
@@ -88,8 +88,7 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 	}
 }
 
-// An address that has lost its instances is left to others, too, while new ones have no room. Its number is given back
-// once.
+// An address without instances is not in the maps either, while new ones have no room. Its number is released once.
 func TestEmptyAddressWithoutRoom(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8, "addresses": 2}}`)
 	late := otherService("late", "10.30.0.2", 0)
@@ -112,7 +111,7 @@ func TestEmptyAddressWithoutRoom(t *testing.T) {
 	}
 }
 
-// An address that moves to a virtual service without room does not stay with instances of the one before.
+// An address that moves to a virtual service without room is not served by instances of the previous one.
 func TestMovedAddressWithoutRoom(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8}}`)
 	p.put(otherService("first", "10.30.0.1", 4))
@@ -125,8 +124,8 @@ func TestMovedAddressWithoutRoom(t *testing.T) {
 	p.same("with room", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
 }
 
-// An address that moves while all slots are taken is served as soon as the slots that it had have rested, and not at
-// the next sweep. Nothing is tried before.
+// An address that moves while all slots are in use is served as soon as its previous slots have rested, not at the next
+// sweep, and not retried before.
 func TestMovedAddressGetsItsSlots(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8}}`)
 	p.put(otherService("first", "10.30.0.1", 5))
@@ -148,8 +147,8 @@ func TestMovedAddressGetsItsSlots(t *testing.T) {
 	}
 }
 
-// A service that the kernel refuses to write is in trouble until it is written: ticks without errors do not clear that,
-// and the sweep tries it again.
+// A service that the kernel rejects has an error until it is written: ticks without errors do not clear it, and the
+// sweep retries it.
 func TestFailedWriteIsTriedAgain(t *testing.T) {
 	for name, retry := range map[string]func(*running, time.Time) error{"slots": (*running).reuseFreedSlots,
 		"sweep": (*running).again} {
@@ -177,7 +176,8 @@ func TestFailedWriteIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A port that not all instances serve is refused if its run has no room: the run of the address has others.
+// A port that not all instances serve is refused if its run has no room, since the run of the address contains other
+// instances.
 func TestPortWithoutSlots(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 8}}`)
 	vs := otherService("web", "10.30.0.1", 5)
@@ -196,7 +196,7 @@ func TestPortWithoutSlots(t *testing.T) {
 	}
 }
 
-// Tables of addresses with affinity are small, and no table changes its size because another service changes often.
+// Tables of addresses with affinity are small, and frequent changes of one service do not resize tables of others.
 func TestMaglevSharesOfServices(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 16384}}`)
 	hashed := otherService("hashed", "10.30.0.1", 10)
@@ -223,7 +223,7 @@ func TestMaglevSharesOfServices(t *testing.T) {
 	}
 }
 
-// What kerb-kube-node counts of a Service is what its virtual service takes.
+// The size that kerb-kube-node computes for a Service is that of its virtual service.
 func TestSlotsOfServices(t *testing.T) {
 	vs := otherService("web", "10.30.0.1", services.MaxEndpoints)
 	vs.Spec.Addresses[0].AffinityTimeout = "3h"

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// plant is a control plane with maps that no packet meets, and with an agent played by the test.
+// plant is a control plane with maps without traffic; the test acts as the agent.
 type plant struct {
 	t      testing.TB
 	config *config
@@ -95,7 +95,7 @@ func newMaps(t testing.TB, p *config) sdk.Maps {
 	return maps
 }
 
-// restart begins with nothing but the maps.
+// restart starts a new control plane on the maps.
 func (p *plant) restart(config string) {
 	p.t.Helper()
 	p.config = compileConfig(p.t, config)
@@ -116,13 +116,13 @@ func (p *plant) put(all ...sdk.VirtualService) {
 	p.tell(sdk.VirtualServiceUpdate{Put: all})
 }
 
-// all reports everything there is.
+// all sends all services.
 func (p *plant) all(all ...sdk.VirtualService) {
 	p.t.Helper()
 	p.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true, Put: all})
 }
 
-// webService has addresses with policies, in both families, and n instances.
+// webService returns a service with addresses with policies, in both families, and n instances.
 func webService(n int, policies ...v1alpha1.Policy) sdk.VirtualService {
 	vs := sdk.VirtualService{Name: "web"}
 	for i, p := range policies {
@@ -141,7 +141,7 @@ func webInstance(name, at int) v1alpha1.VirtualInstance {
 		Addresses: []string{fmt.Sprintf("10.18.%d.%d", at>>8, at&255), fmt.Sprintf("fd00::%x", at)}}
 }
 
-// served is what a packet to an address would find: names of instances in the order of the slots.
+// served returns the names of instances for an address, in the order of the slots.
 func (p *plant) served(addr string) []string {
 	p.t.Helper()
 	var v vip
@@ -225,7 +225,7 @@ func TestPoliciesInMaps(t *testing.T) {
 	}
 }
 
-// Each family is served by those that have it.
+// Each family is served by the instances with an address in it.
 func TestFamilies(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
@@ -319,7 +319,7 @@ func TestDrainingAndRemoval(t *testing.T) {
 	p.put(vs)
 	p.same("while all drain", p.served("10.30.0.1"), []string{})
 
-	// Its index is free only when no session refers to it.
+	// Its index is released when no session refers to it.
 	key := flow{Src: address{1}, Dst: address{2}, Ifindex: 7, Proto: protoTCP}
 	p.locals = []sdk.Attachment{{Service: "client", Ifindex: 7}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
@@ -358,7 +358,7 @@ func (p *plant) sweep() {
 	}
 }
 
-// After a restart all keep their indexes; what is sent again changes nothing, and what is not sent is removed.
+// After a restart all instances keep their indexes; resent ones do not change, and missing ones are removed.
 func TestRestart(t *testing.T) {
 	p := newPlant(t, "")
 	p.locals = []sdk.Attachment{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07",
@@ -396,7 +396,7 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// dump is what is in the maps.
+// dump returns the contents of the maps.
 func (p *plant) dump() map[string]any {
 	p.t.Helper()
 	out := map[string]any{}
@@ -446,7 +446,7 @@ func dumpArray[V comparable](p *plant, name string, out map[string]any) {
 	}
 }
 
-// Slots and ids go round: a thousand changes leave nothing behind.
+// Slots and ids are reused: a thousand changes leak none.
 func TestChangesLeaveNothing(t *testing.T) {
 	p := newPlant(t, `{"tables": {"slots": 16384, "instances": 64, "addresses": 32, "ports": 64}}`)
 	base := webService(3, v1alpha1.PolicyConsistentHash, v1alpha1.PolicyWeighted)
@@ -485,7 +485,7 @@ func TestChangesLeaveNothing(t *testing.T) {
 	}
 }
 
-// What does not fit is reported, the rest works, and it is added when there is room.
+// Services that do not fit are reported, the others work, and they are added when there is room.
 func TestFullTables(t *testing.T) {
 	p := newPlant(t, `{"tables": {"instances": 2, "slots": 64}}`)
 	other := sdk.VirtualService{Name: "other",
@@ -515,7 +515,7 @@ func TestFullTables(t *testing.T) {
 	p.same("the run of before", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 }
 
-// An address that moves to another virtual service stays served, whichever arrives first.
+// An address that moves to another virtual service is served in either order of the updates.
 func TestAddressMoves(t *testing.T) {
 	p := newPlant(t, "")
 	a := webService(1, v1alpha1.PolicyRoundRobin)

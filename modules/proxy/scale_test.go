@@ -15,7 +15,7 @@ import (
 
 const bigTables = `{"tables": {"addresses": 32768, "ports": 65536, "instances": 100000, "slots": 1048576}}`
 
-// bigServices are virtual services with addresses of both families, a port, and instances.
+// bigServices returns virtual services with addresses of both families, a port, and instances.
 func bigServices(services, instances int) []sdk.VirtualService {
 	out := make([]sdk.VirtualService, services)
 	for i := range out {
@@ -34,7 +34,7 @@ func bigServices(services, instances int) []sdk.VirtualService {
 	return out
 }
 
-// tellAll sends in chunks as the agent does, from JSON.
+// tellAll sends all services in chunks from JSON, as the agent does.
 func (p *plant) tellAll(all []sdk.VirtualService) time.Duration {
 	p.t.Helper()
 	const chunk = 500
@@ -63,8 +63,8 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// BenchmarkScale has 10,000 virtual services with 100,000 instances: the time to receive all of them, to receive them
-// again after a restart, to change one, and to look after them; and how much memory they need alongside the maps.
+// BenchmarkScale measures 10,000 virtual services with 100,000 instances: the time to receive all of them, to receive
+// them again after a restart, to change one, and for maintenance, and the memory in addition to the maps.
 func BenchmarkScale(b *testing.B) {
 	all := bigServices(10_000, 10)
 	p := newPlant(b, bigTables)
@@ -116,14 +116,14 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkLookup finds a virtual address among few and among many; what follows does not depend on their number.
+// BenchmarkLookup looks up a virtual address among few and among many; later steps do not depend on their number.
 func BenchmarkLookup(b *testing.B) {
 	for _, services := range []int{10, 10_000} {
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
 			data := loadProxy(b, nil)
 			p := newPlantOn(b, bigTables, data.maps)
 			p.tellAll(bigServices(services, 10))
-			// belongs to nothing: looked up, dropped
+			// unassigned: looked up, dropped
 			measure(b, data.egress, tcp("10.18.9.9", 1000, "10.30.0.7", 80, tcpRST).bytes())
 		})
 	}

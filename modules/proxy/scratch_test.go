@@ -10,8 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// On kernels where a packet may interrupt another one on the same CPU, the later one is dropped instead of translated
-// by the session of the other; and the work space is free again behind each.
+// On kernels where a packet may preempt another one on the same CPU, the later one is dropped instead of being
+// translated by the other's session. Each packet releases the scratch space.
 func TestWorkSpaceInUse(t *testing.T) {
 	k := loadProxy(t, map[string]any{"kerb_preemptible": true})
 	w := newWorldOn(k, true)

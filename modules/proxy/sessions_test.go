@@ -43,8 +43,8 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// pairOf is both entries of a session as the data plane makes them. The client is behind interface 7, the instance
-// behind 8.
+// pairOf returns both entries of a session as the data plane creates them. The client is on interface 7, the instance
+// on 8.
 func pairOf(client, virtual, target string, proto uint8, sport uint16, instance uint32,
 	hairpin bool) (k [2]flow, s [2]session) {
 	c, v, i := addressOf(netip.MustParseAddr(client)), addressOf(netip.MustParseAddr(virtual)),
@@ -71,7 +71,7 @@ func TestForwardKey(t *testing.T) {
 	}
 }
 
-// A session lives as long as either of its entries says, and goes as a whole.
+// A session lives until both of its entries have expired, and is removed as a whole.
 func TestSweep(t *testing.T) {
 	p := newPlant(t, "")
 	for _, i := range []sdk.Attachment{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
@@ -152,7 +152,7 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// What interfaces hold of the table is set right by a sweep, and counted down by what it removes.
+// A sweep corrects the interfaces' counts of sessions, and decrements them for removed ones.
 func TestSweepCountsShares(t *testing.T) {
 	p := newPlant(t, "")
 	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
@@ -181,7 +181,7 @@ func TestSweepCountsShares(t *testing.T) {
 	p.same("one removed", shares(), [2]uint64{2, 2})
 }
 
-// longAfterBoot has sessions be swept two hours later than it is, so that they may be old on a machine that has just
+// longAfterBoot sweeps sessions with a clock two hours ahead, so that sessions can be old on a machine that has just
 // booted.
 func (p *plant) longAfterBoot() uint64 {
 	now := sdk.Monotonic() + uint64(2*time.Hour)
@@ -189,7 +189,7 @@ func (p *plant) longAfterBoot() uint64 {
 	return now
 }
 
-// An upgrade keeps sessions: those that live in the table that nothing is evicted from, and the others alongside it.
+// An upgrade keeps sessions: live ones in the table without eviction, and others next to it.
 func TestSessionsAreCarriedOver(t *testing.T) {
 	p := compileConfig(t, "")
 	maps := newMaps(t, p)
@@ -223,7 +223,7 @@ func TestSessionsAreCarriedOver(t *testing.T) {
 	}
 }
 
-// The number of an instance's sessions is left alone when it may have been right at some time of the sweep.
+// The session count of an instance is not corrected if it may have been correct at some time of the sweep.
 func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 	p := newPlant(t, "")
 	p.put(webService(1, v1alpha1.PolicyLeastConnections))
@@ -268,7 +268,7 @@ func TestIdle(t *testing.T) {
 	p.same("answered", len(p.wanted), 2)
 }
 
-// The agent may forget a released service before it reads that it is in use again. It is asked until it answers.
+// The agent may remove a released service before it reads that it is in use again. It is asked until it answers.
 func TestForgottenBeforeTheAnswer(t *testing.T) {
 	for _, other := range []bool{false, true} {
 		p := newPlant(t, "")
@@ -298,7 +298,7 @@ func TestForgottenBeforeTheAnswer(t *testing.T) {
 			p.same("asked after the answer", len(p.wanted), 1)
 			continue
 		}
-		vs.Name = "shop" // has the addresses now
+		vs.Name = "shop" // now has the addresses
 		p.put(vs)
 		p.sweep()
 		if p.w.services["web"] != nil || len(p.w.services) != 1 {
@@ -307,7 +307,7 @@ func TestForgottenBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A session that begins while the sweep reads the tables keeps its service.
+// A session that starts while the sweep reads the tables keeps its service.
 func TestNotIdleSinceTheSweep(t *testing.T) {
 	p := newPlant(t, "")
 	vs, other := webService(1, v1alpha1.PolicyRoundRobin), standsAlone("other", 9, "")
@@ -330,7 +330,8 @@ func TestNotIdleSinceTheSweep(t *testing.T) {
 	p.same("a session has begun", begun, true)
 }
 
-// The agent may forget a released service after sessions have begun: it is asked for again, and serves them meanwhile.
+// The agent may remove a released service after sessions have started: it is requested again, and serves them
+// meanwhile.
 func TestForgottenInUse(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		p := newPlant(t, "")
@@ -381,7 +382,7 @@ func fillSessions(p *plant, n int) {
 		k[0].SPort, s[1].DPort = portOf(uint16(i)), portOf(uint16(i))
 		k[1].DPort, s[0].SPort = portOf(uint16(i)), portOf(uint16(i))
 		for side := range s {
-			s[side].Seen, s[side].State = now-uint64(time.Minute), stateAnswered // idle ones cost most
+			s[side].Seen, s[side].State = now-uint64(time.Minute), stateAnswered // idle ones are the most expensive
 			keys, values = append(keys, k[side]), append(values, s[side])
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// excluding returns a virtual service in which an instance does not serve some ports. The control plane keeps the one
-// before.
+// excluding returns a virtual service in which an instance does not serve some ports. The control plane keeps the
+// previous one.
 func excluding(vs sdk.VirtualService, instance int, ports ...v1alpha1.ExcludedPort) sdk.VirtualService {
 	vs.Spec.Instances = slices.Clone(vs.Spec.Instances)
 	vs.Spec.Instances[instance].ExcludedPorts = ports
@@ -66,7 +66,7 @@ func TestExcludedPorts(t *testing.T) {
 	})
 }
 
-// A client with affinity leaves an instance when that no longer serves the port, and only for this port.
+// A client with affinity leaves an instance that no longer serves the port, for this port only.
 func TestExcludedPortsWithAffinity(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80, 81)
@@ -90,7 +90,7 @@ func TestExcludedPortsWithAffinity(t *testing.T) {
 	})
 }
 
-// splits are the runs of ports: names of instances by the address and the port.
+// splits returns the runs of ports: names of instances by address and port.
 func (p *plant) splits() map[string]string {
 	p.t.Helper()
 	addresses := map[uint32]netip.Addr{}
@@ -120,8 +120,7 @@ func (p *plant) splits() map[string]string {
 	return out
 }
 
-// The maps have runs of ports while an instance does not serve them. After a restart they are as they were, and what
-// is gone is removed.
+// The maps have runs for ports that some instance does not serve. A restart keeps them, and removes obsolete ones.
 func TestExcludedPortsInMaps(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(3, v1alpha1.PolicyRoundRobin)
@@ -187,7 +186,7 @@ func TestExcludedPortsInMaps(t *testing.T) {
 		[]string{"fdff:2000::1 tcp 80", "fdff:2000::1 udp 53"})
 }
 
-// A port whose run finds no room is refused: the run of the address has instances that do not serve it.
+// A port without room for its run is refused, since the run of the address contains instances that do not serve it.
 func TestExcludedPortsWithoutRoom(t *testing.T) {
 	p := newPlant(t, `{"tables": {"addresses": 2}}`)
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
@@ -218,8 +217,8 @@ func TestExcludedPortsWithoutRoom(t *testing.T) {
 	}
 }
 
-// Sessions of UDP to a port that their instance no longer serves end with the next sweep, as a client may keep its
-// source port. Connections of TCP continue, and what drains does.
+// UDP sessions to a port that their instance no longer serves end with the next sweep, since a client may keep its
+// source port. TCP connections continue, and so do sessions of draining instances.
 func TestSessionsOfExcludedPorts(t *testing.T) {
 	for drains, want := range map[bool]int{false: 2, true: 4} {
 		p := newPlant(t, "")

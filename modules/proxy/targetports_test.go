@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// An instance with a target port of its own is reached there, and its answers come from the port of the virtual
-// service. Other ports and protocols, and other instances, have the target port of the virtual service.
+// An instance with its own target port receives connections there, and its answers come from the port of the virtual
+// service. Other ports and protocols, and other instances, use the target port of the virtual service.
 func TestTargetPortOfInstance(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -55,7 +55,7 @@ func TestTargetPortOfInstance(t *testing.T) {
 	})
 }
 
-// targetPorts are the entries of instances in the map, and whether the virtual address says that there are some.
+// targetPorts returns the entries of instances in the map, and whether the virtual address has the flag for them.
 func (p *plant) targetPorts() (map[string]int, bool) {
 	p.t.Helper()
 	out := map[string]int{}
@@ -90,7 +90,7 @@ func TestTargetPortsInMaps(t *testing.T) {
 		}
 	}
 	set := func(all ...v1alpha1.VirtualPort) sdk.VirtualService {
-		vs.Spec.Instances = slices.Clone(vs.Spec.Instances) // the control plane keeps the one before
+		vs.Spec.Instances = slices.Clone(vs.Spec.Instances) // the control plane keeps the previous one
 		vs.Spec.Instances[1].TargetPorts = all
 		return vs
 	}
@@ -119,7 +119,7 @@ func TestTargetPortsInMaps(t *testing.T) {
 	check("its index is free", false, map[string]int{})
 }
 
-// An instance whose target ports find no room gets no connections: they would reach another port.
+// An instance without room for its target ports gets no connections, which would reach another port.
 func TestTargetPortsWithoutRoom(t *testing.T) {
 	p := newPlant(t, `{"tables": {"ports": 1}}`)
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
@@ -139,8 +139,9 @@ func TestTargetPortsWithoutRoom(t *testing.T) {
 	p.same("served without it", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 }
 
-// An instance that keeps its target port while that of the virtual service changes never gets the new one, even if the
-// control plane ends at any write: the virtual address respects target ports of instances before its ports change.
+// An instance that keeps its target port while that of the virtual service changes never receives connections on the
+// new one, even if the control plane exits at any write: the virtual address gets the flag for target ports before its
+// ports change.
 func TestTargetPortsBeforePorts(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
@@ -171,7 +172,7 @@ func TestTargetPortsBeforePorts(t *testing.T) {
 	p.same("complete", state(), "9090 map[web-0 6/80:8080] true")
 }
 
-// A client with affinity is led to the target port of the instance that is remembered, whose turn it is not.
+// A client with affinity is redirected to the target port of its instance, although it is another one's turn.
 func TestTargetPortWithAffinity(t *testing.T) {
 	eachClient(t, func(t *testing.T, client string, proto int) {
 		s := newSticky(t, 3, 80)

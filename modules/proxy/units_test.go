@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Runs never overlap, rest before they are dealt out again, and all of the array comes together again in the end.
+// Runs never overlap, rest before they are reused, and merge into the whole array at the end.
 func TestBlocks(t *testing.T) {
 	const size = 100_000 // no power of two
 	r := rand.New(rand.NewPCG(5, 6))
@@ -57,7 +57,7 @@ func TestBlocks(t *testing.T) {
 	}
 }
 
-// A restarted control plane takes the runs where they lie, and deals out only what is left.
+// A restarted control plane adopts the existing runs, and allocates only free ones.
 func TestBlocksAdopt(t *testing.T) {
 	b, now := newBlocks(4096, time.Second), time.Unix(0, 0)
 	runs := map[uint32]uint32{}
@@ -176,7 +176,7 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// What one service has held pushes out nothing that others wait for: to other addresses, or to the same.
+// Held packets of one service evict no held packets of others, to the same or other addresses.
 func TestHeldByInterface(t *testing.T) {
 	for _, same := range []bool{false, true} {
 		h, now := newHeld(4, 8, 1000, time.Second), time.Unix(0, 0)
@@ -194,7 +194,7 @@ func TestHeldByInterface(t *testing.T) {
 	}
 }
 
-// A scan of a virtual range with one packet per address is bounded, too.
+// A scan of a virtual range with one packet per address is limited, too.
 func TestHeldBoundsAddresses(t *testing.T) {
 	h, now := newHeld(3, 6, 1000, 5*time.Second), time.Unix(0, 0)
 	for i := range 10_000 {
@@ -218,7 +218,7 @@ func TestNegative(t *testing.T) {
 		}
 	}
 	n.remove(addressNo(3))
-	n.add(addressNo(2), 7, now.Add(5*time.Second)) // asked for again
+	n.add(addressNo(2), 7, now.Add(5*time.Second)) // requested again
 	if over := n.expired(now.Add(14*time.Second - 1)); over != nil {
 		t.Errorf("%v too early", over)
 	}

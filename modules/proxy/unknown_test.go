@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// event is what the data plane sends for a packet.
+// event returns the data plane's event for a packet.
 func event(to string, ifindex uint32, frame string) []byte {
 	var b bytes.Buffer
 	a := netip.MustParseAddr(to)
@@ -45,7 +45,7 @@ func (p *plant) frames() []string {
 	return out
 }
 
-// Packets wait together for one answer, and continue in order when the maps are ready.
+// Packets for an address wait for one answer, and continue in order when the maps are ready.
 func TestUnknownIsAnswered(t *testing.T) {
 	for _, to := range []string{"10.30.0.1", "fdff:2000::1"} {
 		p := newPlant(t, "")
@@ -70,7 +70,7 @@ func (p *plant) negative(a string) bool {
 	return err == nil && v.Flags&vipNegative != 0 && v.Expires > sdk.Monotonic()
 }
 
-// Unknown addresses are reported to the data plane, which then answers the packets that waited; for a while.
+// Unknown addresses are written to the data plane, which then answers the waiting packets, until the entry expires.
 func TestUnknownIsDenied(t *testing.T) {
 	p := newPlant(t, "")
 	a := netip.MustParseAddr("10.30.0.1")
@@ -110,7 +110,7 @@ func (p *plant) overdue() {
 	p.w.inject(free)
 }
 
-// An answer that does not come is a no.
+// A missing answer counts as negative.
 func TestUnknownIsOverdue(t *testing.T) {
 	p := newPlant(t, `{"unknown": {"holdTime": "2s", "holdPerAddress": 2}}`)
 	for _, frame := range []string{"one", "two", "three"} {
@@ -131,7 +131,7 @@ func TestUnknownIsOverdue(t *testing.T) {
 	}
 }
 
-// A scan of a range fills neither the memory nor the table of addresses.
+// A scan of a range fills neither memory nor the table of addresses.
 func TestUnknownScan(t *testing.T) {
 	p := newPlant(t, "")
 	for i := range 3 * maxNegative {
@@ -152,7 +152,7 @@ func TestUnknownScan(t *testing.T) {
 	}
 }
 
-// A service that scans a range pushes out its own denials only: those of other services are not asked for again.
+// A service that scans a range evicts its own denials only: those of other services are not requested again.
 func TestUnknownScanLeavesOthers(t *testing.T) {
 	p := newPlant(t, "")
 	deny := func(ifindex uint32, a netip.Addr) {
@@ -172,7 +172,7 @@ func TestUnknownScanLeavesOthers(t *testing.T) {
 	}
 }
 
-// Unknown addresses have a separate limit: a full table of services denies them, and they keep no service out.
+// Unknown addresses have a separate limit: a full table of services denies them, and they take no room from services.
 func TestUnknownBesideFullTable(t *testing.T) {
 	p := newPlant(t, `{"tables": {"addresses": 2}}`)
 	service := func(i int) sdk.VirtualService {

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// BenchmarkAnswer is the time of a chain with nothing but the responder. The packet of a test run stays what the last
-// pass made of it: an echo between two addresses that are both answered goes back and forth, and what is consumed stays
-// as it is.
+// BenchmarkAnswer measures a chain with the responder only. A test run passes the packet as left by the previous pass:
+// an echo between two answering addresses goes back and forth, and a consumed packet stays unchanged.
 func BenchmarkAnswer(b *testing.B) {
 	const config = `{"listeners": [
 		{"app": "echo", "name": "echo", "port": 7000, "sourceRate": 0, "addresses": ["192.0.2.1", "192.0.2.50", "2001:db8::1", "2001:db8::50"]},
@@ -46,7 +45,7 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// answersAnybody has no source ports that get no answer.
+// answersAnybody removes the source ports that get no answer.
 func answersAnybody(answered ...uint16) *ports {
 	var p ports
 	for _, port := range answered {

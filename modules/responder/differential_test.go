@@ -38,17 +38,17 @@ func fuzzModel(hook chain.Hook) *model {
 	return m
 }
 
-// generator makes requests, most of them almost right.
+// generator generates requests, most of them almost valid.
 type generator struct {
 	*rand.Rand
-	shortest int // frame: a test run on TC wants the IP header that the EtherType promises
+	shortest int // frame: a test run on TC requires the IP header of the EtherType
 }
 
 var shortest = map[chain.Hook]int{chain.XDP: 14, chain.TC: 54}
 
 func pick[T any](g generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// often is the first most of the time.
+// often returns mostly the first value.
 func often[T any](g generator, usual T, others ...T) T {
 	if g.IntN(8) > 0 {
 		return usual
@@ -104,7 +104,7 @@ func (g generator) packet() packet {
 	return p
 }
 
-// fragment sets an IPv4 header's flags and offset: a first fragment, a later one, or whatever bits holds.
+// fragment sets flags and offset of an IPv4 header: a first fragment, a later one, or bits.
 func fragment(bits uint32) func(f []byte, l3, l4 int) {
 	field := [...]uint16{0x2000, 0x2001, 0x0001, uint16(bits >> 2)}[bits%4]
 	return func(f []byte, l3, _ int) {
@@ -134,14 +134,14 @@ func (g generator) extension() ext {
 	body := pick(g, []byte{0, 1, 4, 0, 0, 0, 0}, []byte{0, 5, 2, 0, 0, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0},
 		[]byte{0, 0xc2, 4, 0, 0, 0, 0}, []byte{0, 1, 200, 0, 0, 0, 0},
 		[]byte{1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, append([]byte{0}, g.bytes(6)...))
-	if kind == 60 && g.IntN(3) == 0 { // the UDP header may start behind byte 500
+	if kind == 60 && g.IntN(3) == 0 { // the UDP header may start after byte 500
 		body = make([]byte, 8*(1+g.IntN(57))-1)
 		body[0] = byte(len(body) / 8)
 	}
 	return ext{kind, body}
 }
 
-// mutate spoils a frame in a few places.
+// mutate modifies a frame in a few places.
 func (g generator) mutate(f []byte) []byte {
 	for range g.IntN(4) {
 		switch at := g.IntN(len(f)); g.IntN(5) {
@@ -162,7 +162,7 @@ func (g generator) mutate(f []byte) []byte {
 	return f
 }
 
-// rounds of a differential test: KERB_MUTATIONS, else few enough for every day.
+// rounds returns the number of rounds of a differential test: KERB_MUTATIONS, or a small default.
 func rounds(t testing.TB) int {
 	n := 100000
 	if os.Getenv("KERB_MATRIX") != "" {
@@ -177,8 +177,8 @@ func rounds(t testing.TB) int {
 	return n
 }
 
-// The data plane and the model agree on every request, well-formed or not: on the verdict, on each byte of what leaves,
-// and afterwards on all counters.
+// Data plane and model agree on every request, well-formed or not: on the verdict, on each byte of the reply, and on
+// all counters.
 func TestAgreesWithTheModel(t *testing.T) {
 	onHooks(t, fuzzConfig, func(t *testing.T, k *kernel) {
 		g, m := generator{seed.Rand(t), shortest[k.hook]}, fuzzModel(k.hook)
@@ -200,7 +200,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 				t.Errorf("packets of %q: model - kernel +\n%s", name, diff)
 			}
 		}
-		// The generator reaches everything but what the tests of limits, of challenges and of real traffic are for.
+		// The generator reaches every outcome except those that the tests of limits, challenges and real traffic cover.
 		if rounds(t) >= 100000 {
 			for i, outcome := range outcomes {
 				n := m.counts[""][outcome] + m.counts["echo"][outcome] + m.counts["kernel"][outcome]

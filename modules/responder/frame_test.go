@@ -10,7 +10,7 @@ import (
 
 var be = binary.BigEndian
 
-// packet is a UDP datagram to be put together. The zero value of a field means what is usual.
+// packet describes a UDP datagram. Zero values of fields mean the defaults.
 type packet struct {
 	src, dst     string
 	sport, dport uint16
@@ -19,12 +19,12 @@ type packet struct {
 	options      []byte   // IPv4 options, a multiple of 4
 	extensions   []ext    // IPv6
 	checksum     checksum
-	tail         []byte // behind the IP datagram
-	extra        []byte // in the IP datagram, behind the UDP datagram
+	tail         []byte // after the IP datagram
+	extra        []byte // in the IP datagram, after the UDP datagram
 	edit         func(f []byte, l3, l4 int)
 }
 
-// ext is an extension header: its type, and what follows the next header field.
+// ext is an extension header: its type, and the bytes after the next header field.
 type ext struct {
 	kind byte
 	body []byte // from the length field on
@@ -45,7 +45,7 @@ var (
 	serverMAC = []byte{2, 0, 0, 0, 0, 2}
 )
 
-// sum is the ones' complement sum of bytes.
+// sum returns the ones' complement sum of bytes.
 func sum(parts ...[]byte) uint16 {
 	var s uint32
 	for _, b := range parts {
@@ -63,7 +63,7 @@ func sum(parts ...[]byte) uint16 {
 	return uint16(s)
 }
 
-// pseudo is the pseudo-header of UDP.
+// pseudo returns the pseudo-header of UDP.
 func pseudo(src, dst []byte, length int) []byte {
 	return be.AppendUint16(append(slices.Concat(src, dst), 0, 17), uint16(length))
 }
@@ -122,14 +122,14 @@ func (p packet) frame() []byte {
 	return f
 }
 
-// fixIP4 makes an edited IPv4 header's checksum right again.
+// fixIP4 updates the checksum of an edited IPv4 header.
 func fixIP4(f []byte, l3 int) {
 	h := f[l3 : l3+int(f[l3]&15)*4]
 	be.PutUint16(h[10:], 0)
 	be.PutUint16(h[10:], ^sum(h))
 }
 
-// speed is a message of the speed limit's protocol.
+// speed returns a message of the speed limit's protocol.
 func speed(order binary.AppendByteOrder, op, value uint32) []byte {
 	return order.AppendUint32(order.AppendUint32(nil, op), value)
 }

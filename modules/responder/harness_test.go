@@ -23,7 +23,7 @@ func compileConfig(t testing.TB, config string) *Responder {
 	return sdktest.Compile[*Responder](t, Control(), config)
 }
 
-// module is the package as the agent would deploy it.
+// module returns the package as the agent would deploy it.
 func module(t testing.TB, f *Responder) dataplane.Module {
 	t.Helper()
 	p := pkgstest.Package(t)
@@ -72,7 +72,7 @@ func load(t testing.TB, hook chain.Hook, config string) *kernel {
 	return &kernel{f, t, hook, l, l.Program, l.Maps["resp"]}
 }
 
-// testIndex is what test runs come from: on XDP and on TC the loopback interface by default.
+// testIndex is the interface of test runs: on XDP and on TC loopback by default.
 const testIndex = 1
 
 // at returns the addresses of the interface.
@@ -99,7 +99,7 @@ var actions = map[chain.Hook]map[int32]verdict{
 	chain.TC:  {-1: passed, 2: dropped, 7: answered},
 }
 
-// run gives a frame to the program, and returns what left it.
+// run passes a frame to the program, and returns the resulting frame.
 func (k *kernel) run(frame []byte) (verdict, []byte) {
 	k.t.Helper()
 	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+2048), Repeat: 1}
@@ -114,7 +114,7 @@ func (k *kernel) run(frame []byte) (verdict, []byte) {
 	return v, opts.DataOut
 }
 
-// packets of a listener by outcome; of none with "".
+// packets returns the packets of a listener by outcome; "" means no listener.
 func (k *kernel) packets(name string) map[string]uint64 {
 	k.t.Helper()
 	report, err := k.open(sdk.Live{Maps: k.maps}).report()
@@ -129,7 +129,7 @@ func (k *kernel) packets(name string) map[string]uint64 {
 	return report.Other
 }
 
-// testRun keeps the buffers of many runs.
+// testRun reuses its buffers for many runs.
 type testRun struct{ opts ebpf.RunOptions }
 
 func newRun() *testRun { return &testRun{ebpf.RunOptions{DataOut: make([]byte, 4096), Repeat: 1}} }
@@ -147,13 +147,13 @@ func (r *testRun) run(k *kernel, frame []byte) (verdict, []byte) {
 	return v, r.opts.DataOut
 }
 
-// open returns the control plane's state for the maps, as of a map set that has just been started.
+// open returns the control plane's state for the maps, as for a map set that was just started.
 func (k *kernel) open(live sdk.Live) *Running {
 	k.t.Helper()
 	return sdktest.Open[*Running](k.t, k.Responder, live)
 }
 
-// state of a listener, as the routes tell it.
+// state returns the state of a listener from the routes.
 func (k *kernel) state(name string) any {
 	k.t.Helper()
 	h := k.open(sdk.Live{Maps: k.maps})

@@ -29,7 +29,7 @@ func leastRequest(c *linear.Config) (n int) {
 	return n
 }
 
-// linearReply says with big numbers what docs/responder.md says of the application.
+// linearReply computes the reply of docs/responder.md with big integers.
 func linearReply(c *linear.Config, request []byte) []byte {
 	reply, _ := hex.DecodeString(c.Reply)
 	for _, w := range c.Copy {
@@ -54,7 +54,7 @@ func linearReply(c *linear.Config, request []byte) []byte {
 	return reply
 }
 
-// law is a random config of a listener.
+// law returns a random config of a listener.
 func (g generator) law() *linear.Config {
 	size := often(g, 4+g.IntN(61), 4, 64)
 	c := &linear.Config{Reply: hex.EncodeToString(g.bytes(size)), ByteOrder: pick(g, "big", "little")}
@@ -90,7 +90,7 @@ func (g generator) laws(m *model) string {
 	return `{"listeners": [` + strings.Join(listeners, ", ") + `]}`
 }
 
-// Laws of any coefficients, places and sizes agree with the model, for requests of any length, well-formed or not.
+// Random coefficients, offsets and sizes agree with the model, for requests of any length, well-formed or not.
 func TestLinearAgreesWithTheModel(t *testing.T) {
 	g, m := generator{seed.Rand(t), 0}, fuzzModel("")
 	onHooks(t, g.laws(m), func(t *testing.T, k *kernel) {
@@ -112,7 +112,7 @@ func TestLinearAgreesWithTheModel(t *testing.T) {
 				}
 				want, reply := m.run(frame)
 				got, out := opts.run(k, frame)
-				if want == answered { // a short frame stays padded, with what was there
+				if want == answered { // a short frame keeps its padding
 					out = out[:min(len(out), len(reply))]
 					all++
 				}
@@ -127,7 +127,7 @@ func TestLinearAgreesWithTheModel(t *testing.T) {
 	})
 }
 
-// A law that is wrong is refused, and the error names the property.
+// Invalid laws are rejected, and the error names the property.
 func TestLinearConfig(t *testing.T) {
 	for config, field := range map[string]string{
 		`"reply": ""`:  "reply",

@@ -35,8 +35,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// stage is a client and a server alongside each other on a bridge, with the responder between the bridge and the
-// server: on XDP and on the server's veth, as it meets packets of the client there.
+// stage has a client and a server on a bridge, with the responder between the bridge and the server: on XDP and on TC
+// of the server's veth.
 type stage struct {
 	*kernel
 	on             sdk.Attachment // the interface that the program is attached to
@@ -54,8 +54,8 @@ const (
 	tc      = "TC"
 )
 
-// build attaches the responder and serves its routes. On XDP it sits in the server's own namespace, at its eth0, where
-// it meets what comes to the node; on TC at the bridge's end, as for a service.
+// build attaches the responder and serves its routes. On XDP it is on eth0 in the server's namespace, as for packets to
+// a node; on TC on the bridge's end, as for a service.
 func build(t *testing.T, kind, config string) *stage {
 	return buildWith(t, kind, config, netlab.HostOptions{})
 }
@@ -127,8 +127,8 @@ func (s *stage) place(kind string) *netlab.Namespace {
 	return s.server.Namespace
 }
 
-// receiveXDP makes the other end of the server's veth take frames that XDP_TX sends: it must have NAPI, as with XDP of
-// its own.
+// receiveXDP makes the peer of the server's veth accept frames of XDP_TX, for which it needs NAPI, as with its own XDP
+// program.
 func (s *stage) receiveXDP() {
 	s.t.Helper()
 	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2),
@@ -149,7 +149,7 @@ func (s *stage) receiveXDP() {
 	}
 }
 
-// serveRoutes does what the agent does with a control plane: runs it, and mounts its routes.
+// serveRoutes runs a control plane and mounts its routes, as the agent does.
 func (s *stage) serveRoutes() {
 	s.t.Helper()
 	s.socket = filepath.Join(s.t.TempDir(), "kerb.sock")
@@ -171,14 +171,14 @@ func (s *stage) serveRoutes() {
 		routes.Close()
 		work.Wait()
 	})
-	// Until Run has found out that the interface is virtual, requests with partial checksums are the server's.
+	// Until Run has detected that the interface is virtual, requests with partial checksums pass to the server.
 	wait.Until(s.t, "the interface is known", func() bool {
 		var kind uint32
 		return s.maps[mapLocal4].Lookup(local4{Ifindex: s.on.Ifindex}, &kind) == nil
 	})
 }
 
-// open runs the ordinary server.
+// open starts the ordinary server.
 func (s *stage) open(port int, m *server.Module) {
 	s.t.Helper()
 	var conn *net.UDPConn
@@ -203,7 +203,7 @@ func (s *stage) open(port int, m *server.Module) {
 	})
 }
 
-// car sends a message from a port of the client, 0 for any, and returns the reply's limit; 0 after a while without one.
+// car sends a message from a port of the client, 0 for any, and returns the limit of the reply, or 0 after a timeout.
 func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder, op uint32) uint32 {
 	s.t.Helper()
 	var conn *net.UDPConn
@@ -234,9 +234,9 @@ func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder,
 	return order.(binary.ByteOrder).Uint32(reply[4:])
 }
 
-// A real client and the published server's protocol, on every hook: what the kernel does not answer reaches the server
-// through the same port, and both count the same cars. The client's own kernel checks the replies' checksums; those of
-// requests are partial, as on any veth, or complete, as from elsewhere.
+// A real client uses the published protocol on every hook: requests that the kernel does not answer reach the server on
+// the same port, and both count the same cars. The client's kernel verifies the replies' checksums; those of requests
+// are partial, as on any veth, or complete, as from other hosts.
 func TestLive(t *testing.T) {
 	for _, kind := range []string{native, generic, tc} {
 		for checksums, opts := range map[string]netlab.HostOptions{"partial": {}, "complete": {TxChecksumOff: true}} {
@@ -278,8 +278,7 @@ func testLive(s *stage) {
 	}
 }
 
-// Requests with a VLAN tag, which here is not among the packet's bytes, get replies with it. Native XDP cannot: a veth
-// hands the tag over alongside the frame.
+// Requests with an offloaded VLAN tag get replies with the tag. Native XDP cannot: a veth passes the tag as metadata.
 func TestVLAN(t *testing.T) {
 	const tag = 0x6005 // priority 3, VLAN 5
 	for _, kind := range []string{generic, tc} {
@@ -325,7 +324,7 @@ func (s *stage) packetSocket() (fd int) {
 	return fd
 }
 
-// receiveTagged waits for a frame with a VLAN tag, which the kernel has taken off.
+// receiveTagged waits for a frame with a VLAN tag, which the kernel has removed.
 func receiveTagged(t *testing.T, fd int) (frame []byte, tag uint16) {
 	t.Helper()
 	data, control := make([]byte, 2000), make([]byte, 200)
@@ -348,8 +347,8 @@ func receiveTagged(t *testing.T, fd int) (frame []byte, tag uint16) {
 	}
 }
 
-// Several requests that the client's kernel carries as one packet (UDP_SEGMENT) are taken apart before native XDP sees
-// them, and elsewhere are none of the responder's. Each gets its reply.
+// Several requests in one packet of the client's kernel (UDP_SEGMENT) are segmented before native XDP; on other hooks
+// they pass to the server. Each gets its reply.
 func TestSegments(t *testing.T) {
 	for _, kind := range []string{native, generic, tc} {
 		t.Run(kind, func(t *testing.T) {
@@ -413,7 +412,7 @@ func (s *stage) shows(port int, limit uint32) {
 	}, func() any { return got })
 }
 
-// The same server without a module.
+// The same server without the module.
 func TestServerAlone(t *testing.T) {
 	s := build(t, tc,
 		`{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "mode": "user", "addresses": [ADDRESSES]}]}`)
@@ -430,7 +429,7 @@ func TestServerAlone(t *testing.T) {
 	}
 }
 
-// In mixed mode the limit follows the count: at once, if the config says so. Values can be set from outside.
+// In mixed mode the limit follows the count, immediately if configured. Values can be set through the API.
 func TestMixedFollowsTheCount(t *testing.T) {
 	s := build(t, native, `{"listeners": [
 		{"app": "speedlimit", "name": "now", "port": 8080, "mode": "mixed", "recompute": "change", "sourceRate": 0, "addresses": [ADDRESSES]},
@@ -472,8 +471,8 @@ func (s *stage) set(path, value string) {
 	}
 }
 
-// Events are states that grow, however fast requests come; the last has all of them, and there are fewer events than
-// requests.
+// Events have increasing states for all rates of requests. The last one includes all requests, and there are fewer events
+// than requests.
 func TestEvents(t *testing.T) {
 	s := build(t, native,
 		`{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`)

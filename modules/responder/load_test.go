@@ -15,7 +15,7 @@ import (
 // needs 184,000 instructions, 6.18 needs 94,000, 7.3 needs 90,000.
 const maxVerified = 220000
 
-// TestVerifies has every application in one program.
+// TestVerifies loads every application in one program.
 func TestVerifies(t *testing.T) {
 	const config = `{"listeners": [{"app": "echo", "port": 7000}, {"app": "speedlimit", "port": 8080},
 		{"app": "coap", "port": 5683, "resources": [{"path": "/a"}]}, {"app": "linear", "port": 9000, "reply": "00"}]}`
@@ -24,7 +24,7 @@ func TestVerifies(t *testing.T) {
 	})
 }
 
-// What follows the responder in a chain may read the packet, also where the responder could not complete a checksum.
+// Modules after the responder can read the packet, also if the responder could not complete a checksum.
 func TestPacketBehindVerifies(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCEgress} {

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
-// model says in plain Go what the data plane has to do with a packet on an interface with these addresses. It is
-// written from docs/responder.md, without limits of rates.
+// model is the data plane in plain Go for an interface with these addresses, written from docs/responder.md, without
+// rate limits.
 type model struct {
 	hook      chain.Hook
 	listeners []modelListener
@@ -184,7 +184,7 @@ func (m *model) notSource(port uint16) bool {
 		slices.ContainsFunc(m.listeners, func(l modelListener) bool { return l.port == port })
 }
 
-// harmless reports whether options and extension headers may be left out.
+// harmless reports whether options and extension headers can be omitted in the reply.
 func (m *model) harmless(frame []byte, p *abi.Packet) bool {
 	if p.Family == 4 && p.L4-p.L3 == 20 || p.Family == 6 && p.L4-p.L3 == 40 {
 		return true
@@ -253,7 +253,7 @@ func optionsHarmless(o []byte) bool {
 	return true
 }
 
-// answer is what the application replies, or the outcome if it does not.
+// answer returns the application's reply, or the outcome without one.
 func (l *modelListener) answer(request []byte) ([]byte, string) {
 	if l.app == "echo" {
 		return slices.Clone(request), ""
@@ -278,7 +278,7 @@ func (l *modelListener) answer(request []byte) ([]byte, string) {
 	return nil, "other_op"
 }
 
-// reply is the frame that leaves.
+// reply returns the reply frame.
 func (m *model) reply(frame []byte, p *abi.Packet, src, dst netip.Addr, answer []byte) []byte {
 	f := slices.Concat(frame[6:12], frame[:6], frame[12:p.L3])
 	udp := be.AppendUint16(slices.Clone(frame[p.L4+2:p.L4+4]), be.Uint16(frame[p.L4:]))
@@ -302,7 +302,7 @@ func (m *model) reply(frame []byte, p *abi.Packet, src, dst netip.Addr, answer [
 		f = slices.Concat(f, h, dst.AsSlice(), src.AsSlice())
 	}
 	f = append(f, udp...)
-	// What is behind the datagram is cut off, but not below the least size of a frame.
+	// Bytes after the datagram are cut off, but not below the minimum size of a frame.
 	needed := int(p.L4) + 8 + len(answer)
 	if keep := min(len(frame), 60); needed < len(frame) && needed < keep {
 		f = append(f, frame[needed:keep]...)

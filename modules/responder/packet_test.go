@@ -25,7 +25,7 @@ import (
 
 const echoConfig = `{"listeners": [{"app": "echo", "port": 7000, "sourceRate": 0}]}`
 
-// get is a usual request over IPv4, get6 over IPv6.
+// get is a normal request over IPv4, get6 over IPv6.
 func get() packet {
 	return packet{src: "192.0.2.50", dst: "192.0.2.1", sport: 40000, dport: 7000, payload: []byte("12345678")}
 }
@@ -36,13 +36,13 @@ func get6() packet {
 	return p
 }
 
-// with changes a request.
+// with modifies a request.
 func (p packet) with(change func(*packet)) packet {
 	change(&p)
 	return p
 }
 
-// Each check by itself: what fails it continues untouched, and is counted under its name.
+// Each check separately: requests that fail it pass unchanged, and are counted under its name.
 func TestChecks(t *testing.T) {
 	edit := func(f func(f []byte, l3, l4 int)) func(*packet) { return func(p *packet) { p.edit = f } }
 	ip4 := func(f func(h []byte)) func(*packet) {
@@ -183,13 +183,13 @@ func loadedOnce(t *testing.T) []*kernel {
 	return once.kernels
 }
 
-// parentless keeps what is loaded for as long as the test process lives.
+// parentless keeps loaded kernels until the test process exits.
 type parentless struct{ testing.TB }
 
 func (parentless) Cleanup(func()) {}
 
-// On XDP, a checksum that the sender left to its network card counts as right on virtual interfaces only, unless
-// configured otherwise. On TC the kernel knows that a test run has no such checksum.
+// On XDP, a checksum that the sender offloaded is accepted on virtual interfaces only, unless configured otherwise. On
+// TC the kernel knows that test runs have no such checksum.
 func TestPartialChecksums(t *testing.T) {
 	for _, c := range []struct {
 		config, kind string
@@ -220,8 +220,7 @@ func TestPartialChecksums(t *testing.T) {
 	}
 }
 
-// Of each source no more is answered than its rate and burst; of all no more than the total. What is over passes or is
-// dropped.
+// Answers are limited to rate and burst per source, and to the total. Requests over the limit pass or are dropped.
 func TestLimits(t *testing.T) {
 	for over, want := range map[string]verdict{"pass": passed, "drop": dropped} {
 		config := fmt.Sprintf(`{"listeners": [
@@ -242,8 +241,7 @@ func TestLimits(t *testing.T) {
 				}
 				return
 			}
-			// A burst is 2^27 ns of the rate, 13 requests; as time goes by more of them become due. The data plane's clock is
-			// coarse.
+			// A burst is 2^27 ns of the rate, 13 requests, which refills over time. The data plane's clock is coarse.
 			const rate, burst = 100, 13
 			sent := 5000
 			if os.Getenv("KERB_MATRIX") != "" {
@@ -280,7 +278,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A long reply to a short request counts as many: forged requests gain little.
+// A long reply to a short request counts as several, to limit amplification of forged requests.
 func TestLimitsWeighReplies(t *testing.T) {
 	const rate, weight = 100, 31 // 34 bytes with headers, 1045 of the reply
 	config := fmt.Sprintf(
@@ -305,7 +303,7 @@ func ask(op uint32) packet {
 	return get().with(func(p *packet) { p.dport, p.payload = 8080, speed(binary.LittleEndian, op, 0) })
 }
 
-// limitOf sends a request and returns what the sign says.
+// limitOf sends a request and returns the limit.
 func (k *kernel) limitOf(p packet) uint32 {
 	k.t.Helper()
 	got, out := k.run(p.frame())
@@ -315,7 +313,8 @@ func (k *kernel) limitOf(p packet) uint32 {
 	return binary.LittleEndian.Uint32(out[len(out)-4:])
 }
 
-// The kernel's cosine is the formula's, to the nearest km/h, for every number of cars. In user mode nothing is taken.
+// The kernel's cosine matches the formula, to the nearest km/h, for every number of cars. In user mode no request is
+// answered.
 func TestSpeedLimit(t *testing.T) {
 	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "kernel", "sourceRate": 0}]}`,
 		func(t *testing.T, k *kernel) {
@@ -363,7 +362,7 @@ func TestSpeedLimit(t *testing.T) {
 	})
 }
 
-// Cars come and continue several CPUs at the same time, and user space changes their number meanwhile: none is lost.
+// Cars arrive and leave on several CPUs concurrently, while user space changes their number: no update is lost.
 func TestCountIsExact(t *testing.T) {
 	onHooks(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`,
 		func(t *testing.T, k *kernel) {
@@ -415,8 +414,8 @@ func TestCountIsExact(t *testing.T) {
 		})
 }
 
-// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts
-// again.
+// Counters and states belong to a listener's name: they survive changes of other listeners, and restarts of the control
+// plane.
 func TestSlots(t *testing.T) {
 	k := load(t, chain.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(
 		fuzzNetworks...)
@@ -433,7 +432,7 @@ func TestSlots(t *testing.T) {
 	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
 		t.Errorf("%d cars, packets %v", k.cars("sign"), k.packets("sign"))
 	}
-	// Many others: the slot of a sign that runs stays as it is, that of one that is gone is given away, and cleared.
+	// With many other listeners, the slot of a running sign stays unchanged; that of a removed one is cleared and reused.
 	others := func() {
 		for i := range 70 {
 			if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`,
@@ -468,7 +467,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// Interfaces of the node answer for each other's addresses, as the node does; a service answers for its own only.
+// Interfaces of the node answer for all of the node's addresses; a service answers for its own only.
 func TestAddressesOfAttachPoints(t *testing.T) {
 	at := func(service string, index uint32, addresses ...string) sdk.Attachment {
 		return sdk.Attachment{Service: service, Interface: fmt.Sprint("i", index), Ifindex: index, Addresses: addresses}
@@ -517,7 +516,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// Layouts that C and Go share.
+// Layouts shared by C and Go.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec("xdp")

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// change gives the data plane the values of another config, without a new program.
+// change sets the values of another config in the data plane without replacing the program.
 func (k *kernel) change(config string) {
 	k.t.Helper()
 	next := compileConfig(k.t, config)
@@ -25,14 +25,14 @@ func (k *kernel) change(config string) {
 	k.open(sdk.Live{Maps: k.maps})
 }
 
-// listening is a config with a road sign, a CoAP server, and what is given.
+// listening returns a config with a road sign, a CoAP server, and more listeners.
 func listening(more string) string {
 	return `{"listeners": [
 		{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0},
 		{"app": "coap", "name": "things", "port": 5683, "resources": [{"path": "a", "value": "old"}]}` + more + `}`
 }
 
-// to is a request to another port.
+// to returns a request to another port.
 func to(port uint16) packet { return get().with(func(p *packet) { p.dport = port }) }
 
 func (k *kernel) expect(what string, p packet, want verdict) {
@@ -42,7 +42,7 @@ func (k *kernel) expect(what string, p packet, want verdict) {
 	}
 }
 
-// Listeners come, change and go while the program stays; the others keep their state.
+// Listeners are added, changed and removed without replacing the program; the others keep their state.
 func TestValuesChange(t *testing.T) {
 	const (
 		echo7  = `, {"app": "echo", "port": 7000, "sourceRate": 0}]`
@@ -72,7 +72,7 @@ func TestValuesChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		shape := fmt.Sprint(module(t, k.Responder).Settings)
-		for round := range 3 { // both halves, and each over what it had of another config
+		for round := range 3 { // both halves, and each over its contents of another config
 			k.change(listening(echo7))
 			k.expect("echo", to(7000), answered)
 			k.expect("a port of the other config", to(7001), passed)
@@ -97,7 +97,7 @@ func TestValuesChange(t *testing.T) {
 			}
 		}
 		k.change(listening(echo7))
-		// one that is written, but not chosen, as when a change fails
+		// one that is written, but not activated, as when a change fails
 		if err := compileConfig(t, listening(echo71)).Fill(k.maps); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestValuesChange(t *testing.T) {
 	})
 }
 
-// No packet meets a listener of one config and the ports of the other, from which nothing is answered.
+// No packet sees a listener of one config with the unanswered source ports of another.
 func TestNoMixture(t *testing.T) {
 	const first, other = echoConfig, `{"listeners": [{"app": "echo", "port": 7001, "sourceRate": 0}]}`
 	k := load(t, chain.XDP, first).at(fuzzNetworks...)
@@ -123,7 +123,7 @@ func TestNoMixture(t *testing.T) {
 			}
 		}
 	})
-	// too long to be answered, which is found after the port that it comes from
+	// too long to be answered, which is checked after the source port
 	frame := to(7000).with(func(p *packet) { p.sport, p.payload = 7001, make([]byte, 1473) }).frame()
 	for range 200 {
 		opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)), Repeat: 1000}

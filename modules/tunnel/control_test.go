@@ -57,7 +57,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// A key is in no error, setting, report or printed value.
+// Keys do not appear in errors, settings, reports or printed values.
 func TestKeysAreNotTold(t *testing.T) {
 	for _, text := range []string{keyed, strings.Replace(keyed, testKey, testKey+"00", 1)} {
 		c, err := Control().Compile(json.RawMessage(text))
@@ -73,7 +73,7 @@ func TestKeysAreNotTold(t *testing.T) {
 	}
 }
 
-// instance is one of a virtual service, on a node.
+// instance returns an instance of a virtual service on a node.
 func instance(name, node string, addrs ...string) v1alpha1.VirtualInstance {
 	return v1alpha1.VirtualInstance{Name: name, Node: node, Addresses: addrs}
 }
@@ -82,7 +82,7 @@ func virtual(name string, instances ...v1alpha1.VirtualInstance) sdk.VirtualServ
 	return sdk.VirtualService{Name: name, Spec: v1alpha1.VirtualServiceSpec{Instances: instances}}
 }
 
-// goes returns the node to which the data plane sends a packet; "" if it leaves it alone.
+// goes returns the node to which the data plane sends a packet, or "" if it ignores it.
 func (k *kernel) goes(dst string) string {
 	k.t.Helper()
 	src := "10.1.0.5"
@@ -106,7 +106,7 @@ func (k *kernel) wantGoes(want map[string]string) {
 	}
 }
 
-// Instances of virtual services come, move and go without a new map set.
+// Instances of virtual services are added, moved and removed without a new map set.
 func TestVirtualServices(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.wantGoes(map[string]string{"10.18.0.5": "", "fd18::5": ""})
@@ -125,7 +125,7 @@ func TestVirtualServices(t *testing.T) {
 	k.wantGoes(map[string]string{"10.18.0.5": ""})
 }
 
-// A control plane that starts again leaves what is in the maps in use until it has received everything.
+// A restarted control plane keeps the contents of the maps until it has received everything.
 func TestAdoptsAfterRestart(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{
@@ -140,7 +140,7 @@ func TestAdoptsAfterRestart(t *testing.T) {
 	}
 }
 
-// A map set that is filled while the present one is notified of new nodes: no two nodes get one place.
+// A map set is filled while the current one is notified of new nodes: no two nodes get the same index.
 func TestFillWhileNodesCome(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	for round := range 20 {
@@ -169,7 +169,7 @@ func TestFillWhileNodesCome(t *testing.T) {
 	}
 }
 
-// A node that comes back with a map set that is being filled keeps the place that it was about to lose.
+// A node that returns with a map set that is being filled keeps its index.
 func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))},
@@ -184,8 +184,8 @@ func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
 }
 
-// Nodes, subnets, keys, the port and the network change while the program stays, and go back. The control plane of
-// before, which still runs for a moment, writes nothing into what packets read then.
+// Nodes, subnets, keys, the port and the network change and change back without replacing the program. The previous
+// control plane, which still runs for a moment, does not write to the active half.
 func TestValuesChange(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	rotated := strings.Replace(keyed, `"keys": [{"id": 3, "key": "`+testKey+`"}, `, `"port": 7188, "keys": [`, 1)
@@ -196,7 +196,7 @@ func TestValuesChange(t *testing.T) {
 	}
 	before := wires["keyed"]
 	after := wire{port: 7188, network: 8, keyID: 4, key: keyBytes("ffeeddccbbaa99887766554433221100")}
-	for round := range 3 { // the second half, the first one again, and the second one over what it had
+	for round := range 3 { // the second half, the first one again, and the second one over its old contents
 		for _, step := range []struct {
 			config, stays, moves string
 			wire                 wire
@@ -216,7 +216,7 @@ func TestValuesChange(t *testing.T) {
 	}
 }
 
-// check sends a packet to an address that a node has and to one that none has, and takes one from the former.
+// check sends a packet to an address of a node and to an unknown one, and receives one from the former.
 func (k *kernel) check(control, to, none string, w wire) {
 	k.t.Helper()
 	k.wantGoes(map[string]string{to: "192.0.2.2", none: ""})
@@ -231,7 +231,7 @@ func (k *kernel) check(control, to, none string, w wire) {
 	}
 }
 
-// Unused nodes lose their index, but not at once: another map set may be about to use it.
+// Unused nodes lose their index after a delay, since another map set may be about to use it.
 func TestSweepFreesNodes(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{
@@ -247,7 +247,7 @@ func TestSweepFreesNodes(t *testing.T) {
 	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
 }
 
-// Services that go are not delivered to any more, those that come are; a chain on the way in is not passed by.
+// Packets are delivered to new services, and no longer to removed ones; chains on ingress are not bypassed.
 func TestInstances(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	w := fromTo(wires["unkeyed"], "192.0.2.2")
@@ -296,7 +296,7 @@ func TestInstances(t *testing.T) {
 	}
 }
 
-// A service that takes the address of another one, or of an instance elsewhere, gets nothing that is for them.
+// A service that takes the address of another service, or of an instance on another node, does not get their packets.
 func TestStolenAddress(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{
@@ -306,7 +306,7 @@ func TestStolenAddress(t *testing.T) {
 	if err != nil || want[victim.to()].Ifindex == 0 {
 		t.Fatalf("%+v, %v", want, err)
 	}
-	for _, ifindex := range []uint32{1, 79} { // before and behind the victim's
+	for _, ifindex := range []uint32{1, 79} { // before and after the victim's
 		thief := sdk.Attachment{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06",
 			Addresses: []string{"10.1.0.5/32", "10.18.0.5/32"}}
 		k.instances = append(k.instances, thief)
@@ -366,7 +366,7 @@ func TestReportAndMetrics(t *testing.T) {
 	}
 }
 
-// The structures of both sides have the same layout.
+// The structures of C and Go have the same layout.
 func TestLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(chain.TC))

@@ -40,7 +40,7 @@ func module(t testing.TB, c *config) dataplane.Module {
 	}
 }
 
-// kernel is a tunnel loaded for both directions, but not attached. The instances are those that the agent would report.
+// kernel is a tunnel loaded for both directions, but not attached, with the instances that the agent would report.
 type kernel struct {
 	*tunnel
 	t         testing.TB
@@ -95,7 +95,7 @@ func (k *kernel) tell(update sdk.VirtualServiceUpdate) {
 	}
 }
 
-// change gives the data plane another config, without a new program. The control plane is still that of before.
+// change sets another config in the data plane without replacing the program. The previous control plane keeps running.
 func (k *kernel) change(c *config) {
 	k.t.Helper()
 	if err := k.loaded.SetValues(module(k.t, c)); err != nil {
@@ -110,7 +110,7 @@ const (
 	tcRedirect = 7
 )
 
-// skBuff is the head of struct __sk_buff (linux/bpf.h) as far as test runs take it.
+// skBuff is the beginning of struct __sk_buff (linux/bpf.h) that test runs accept.
 type skBuff struct {
 	_       [41]uint32
 	GSOSegs uint32
@@ -133,7 +133,7 @@ func (k *kernel) run(p *ebpf.Program, frame []byte, gso uint32) (int32, []byte) 
 	return int32(ret), opts.DataOut
 }
 
-// reason runs a frame through and returns why it was dropped: "" if it was not.
+// reason runs a frame and returns its drop reason, or "" if it was not dropped.
 func (k *kernel) reason(p *ebpf.Program, frame []byte) (int32, string) {
 	k.t.Helper()
 	before := k.drops()

@@ -19,18 +19,18 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// following has strangers followed until the test ends.
+// following runs the lookup of unknown senders until the test ends.
 func (k *kernel) following() {
 	before := holdFor
-	holdFor = time.Hour // whatever the machine does meanwhile
+	holdFor = time.Hour // independent of the machine's load
 	ctx, cancel := context.WithCancel(context.Background())
 	var group sync.WaitGroup
 	group.Go(func() { k.followStrangers(ctx) })
 	k.t.Cleanup(func() { cancel(); group.Wait(); holdFor = before })
 }
 
-// A held packet is dropped when the answer is no, or has no node for the source, or does not come. Later ones of the
-// source are dropped, too, and it is not looked up again for a while.
+// A held packet is dropped if the answer is negative, has no node for the source, or does not arrive. Later packets of
+// the source are dropped, too, and it is not looked up again for a while.
 func TestHeldPacketsAreDropped(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer func(k *kernel)
@@ -45,7 +45,7 @@ func TestHeldPacketsAreDropped(t *testing.T) {
 		}, heldCounts{Denied: 3}},
 		"no answer": {func(k *kernel) {
 			source := netip.MustParseAddr("10.30.0.9")
-			k.overdue(source, k.asked.pending[source].begun.Add(-time.Second)) // of a lookup before
+			k.overdue(source, k.asked.pending[source].begun.Add(-time.Second)) // of a previous lookup
 			k.overdue(source, k.asked.pending[source].begun)
 		}, heldCounts{Overdue: 2, Denied: 1}},
 	} {
@@ -71,7 +71,7 @@ func TestHeldPacketsAreDropped(t *testing.T) {
 	}
 }
 
-// What is too long to be held is dropped and counted, but its source is looked up.
+// Packets that are too long to be held are dropped and counted, but their source is looked up.
 func TestLongPacketsAreNotHeld(t *testing.T) {
 	k := loadNamed(t)
 	asked := make(chan netip.Addr, 1)
@@ -91,8 +91,7 @@ func TestLongPacketsAreNotHeld(t *testing.T) {
 	}, func() any { k.mu.Lock(); defer k.mu.Unlock(); return k.held.counts })
 }
 
-// A node that floods this one with made-up sources gets few of them to the control plane, and keeps the first packet of
-// another node from nothing.
+// Of a node's flood of forged sources few reach the control plane, and the first packet of another node is handled.
 func TestFloodOfUnknownSources(t *testing.T) {
 	k := loadNamed(t)
 	k.tunnel.live.Resolve = func(netip.Addr) {}
@@ -124,8 +123,8 @@ func TestFloodOfUnknownSources(t *testing.T) {
 
 var underlayAddress = netip.MustParseAddr("192.0.2.1")
 
-// A node that claims sources of other nodes has few of them looked up: what is found fills tables that all share.
-// Another node's sender is looked up all the same, also one that the first node has claimed.
+// Few lookups are made for a node that claims sources of other nodes, since results fill shared tables. Another node's
+// sender is still looked up, also one that the first node has claimed.
 func TestForeignSourcesAreBounded(t *testing.T) {
 	k := loadNamed(t)
 	asked := map[netip.Addr]bool{}
@@ -150,7 +149,7 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 		}
 	}
 	now = now.Add(trickle)
-	for i := range 2 { // the outer address may be made up, too: its node still has new senders
+	for i := range 2 { // the outer address may be forged, too: its node may still have new senders
 		if source := claim(4*maxAskedBy+i, "192.0.2.66"); asked[source] != (i == 0) {
 			t.Errorf("after a second source %d of another node is looked up: %v", i, asked[source])
 		}
@@ -174,8 +173,8 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 	}
 }
 
-// No instance sends from an address of a whole service, whichever node has its instances: a node that claims such
-// addresses has few of them looked up, also if the answers come late. Its own senders are looked up slowly then.
+// No instance sends from an address of a whole service. Few lookups are made for a node that claims such addresses,
+// also if answers are late. Its own senders are then looked up slowly.
 func TestAddressesOfServicesAreForeign(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		k := loadNamed(t)
@@ -190,7 +189,7 @@ func TestAddressesOfServicesAreForeign(t *testing.T) {
 		}
 		for i := range 2 * maxAskedBy {
 			if i < maxAskedBy {
-				now = now.Add(askAgain / 4) // those before are not pending for long
+				now = now.Add(askAgain / 4) // the previous ones are not pending for long
 			}
 			source := netip.AddrFrom4([4]byte{10, 30, 1, byte(i)})
 			if got := ask(source); got != (i < maxAskedBy) {
@@ -205,7 +204,7 @@ func TestAddressesOfServicesAreForeign(t *testing.T) {
 				fmt.Sprintf("10.30.2.%d", i), fmt.Sprintf("fdff::3:%x", i))
 			vs.Spec.Addresses = append(vs.Spec.Addresses,
 				v1alpha1.VirtualAddress{Address: source.String(), Policy: v1alpha1.PolicyRoundRobin})
-			for range 2 { // the same again is one lookup
+			for range 2 { // the same source causes one lookup
 				k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{vs}})
 			}
 			if by := k.asked.of[from]; by.foreign != i+1 || by.pending != 0 || ask(source) {
@@ -225,7 +224,7 @@ func TestAddressesOfServicesAreForeign(t *testing.T) {
 	}
 }
 
-// A packet that is too long to be held begins the lookup for those that are held: their wait ends, too.
+// A packet that is too long to be held starts the lookup for held ones, whose wait ends, too.
 func TestHeldBehindLongPacket(t *testing.T) {
 	k := loadNamed(t)
 	k.tunnel.live.Resolve = func(netip.Addr) {}
@@ -239,12 +238,12 @@ func TestHeldBehindLongPacket(t *testing.T) {
 	k.waitHeld(0)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if c := k.held.counts; c.Overdue+c.Denied != 1 { // denied: the wait was over before it came
+	if c := k.held.counts; c.Overdue+c.Denied != 1 { // denied: the wait ended before it arrived
 		t.Errorf("%+v", c)
 	}
 }
 
-// A packet arrives again at the address and from the port that it came with, which other modules see.
+// A packet is delivered again with its original address and port, which other modules see.
 func TestArrivesAsItCame(t *testing.T) {
 	k := loadNamed(t)
 	k.tunnel.live.Resolve = func(netip.Addr) {}
@@ -283,7 +282,7 @@ func TestArrivesAsItCame(t *testing.T) {
 	}
 }
 
-// One source does not use up what its node has.
+// One source does not use up its node's share.
 func TestSourceLeavesItsNodeRoom(t *testing.T) {
 	k := loadNamed(t)
 	packet := func(source string) []byte {
@@ -297,7 +296,7 @@ func TestSourceLeavesItsNodeRoom(t *testing.T) {
 	}
 }
 
-// window is that of the data plane's limit (TUN_WINDOW_BITS).
+// window is the window of the data plane's limit (TUN_WINDOW_BITS).
 func window(t *testing.T) int64 {
 	t.Helper()
 	var now unix.Timespec
@@ -307,7 +306,7 @@ func window(t *testing.T) int64 {
 	return now.Nano() >> 30
 }
 
-// Each source and each node holds so many packets at most, and a full store drops those of the node with the most.
+// The number of held packets is limited per source and node, and a full store drops those of the node with the most.
 func TestHeldIsBounded(t *testing.T) {
 	var h held
 	packet := func(node, source int) heldPacket {

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// The tunnel's packets as docs/tunnel.md describes them, in Go.
+// The tunnel's packets in Go, as described in docs/tunnel.md.
 
 var be = binary.BigEndian
 
@@ -65,7 +65,7 @@ func TestSipHashVectors(t *testing.T) {
 	}
 }
 
-// wire says how packets are wrapped.
+// wire describes the encapsulation of packets.
 type wire struct {
 	mode     string
 	port     uint16
@@ -74,11 +74,11 @@ type wire struct {
 	key      *[16]byte
 	old      bool // MAC version 1
 	from, to netip.Addr
-	tos      byte // of the outer packet; of the inner one unless set
+	tos      byte // of the outer packet; by default that of the inner one
 	setTOS   bool
 }
 
-// packet is an inner packet: what follows Ethernet.
+// packet is an inner packet from the IP header on.
 type packet []byte
 
 func (p packet) version() int { return int(p[0] >> 4) }
@@ -97,7 +97,7 @@ func (p packet) addrs() (src, dst netip.Addr) {
 	return netip.AddrFrom16([16]byte(p[8:])), netip.AddrFrom16([16]byte(p[24:]))
 }
 
-// covered is what the MAC is made from, in a version of it.
+// covered returns the input of the MAC, in a version.
 func (p packet) covered(header []byte, mac int) []byte {
 	proto, ports, offset, id, length := p[6], make([]byte, 4), make([]byte, 2), make([]byte, 4), make([]byte, 4)
 	at, last, later := 40, proto, false
@@ -136,7 +136,7 @@ func (p packet) covered(header []byte, mac int) []byte {
 	return append(append(append(out, offset...), id...), length...)
 }
 
-// pairKey is what docs/tunnel.md says of it.
+// pairKey derives the key of a pair of nodes, as described in docs/tunnel.md.
 func pairKey(key [16]byte, from, to netip.Addr) [16]byte {
 	h := hmac.New(sha256.New, key[:])
 	a, b := from.As16(), to.As16()
@@ -144,7 +144,7 @@ func pairKey(key [16]byte, from, to netip.Addr) [16]byte {
 	return [16]byte(h.Sum(nil))
 }
 
-// header is the tunnel's.
+// header returns the tunnel's header.
 func (w wire) header(p packet) []byte {
 	if w.mode == modeOakestra {
 		return nil
@@ -162,7 +162,7 @@ func (w wire) header(p packet) []byte {
 	return binary.LittleEndian.AppendUint64(out, modelSipHash(key, p.covered(out, version)))
 }
 
-// wrap makes the outer packet. sport is the kernel's choice.
+// wrap returns the outer packet. sport is chosen by the kernel.
 func (w wire) wrap(p packet, sport uint16) []byte {
 	body := append(w.header(p), p...)
 	udp := be.AppendUint16(nil, sport)
@@ -186,7 +186,7 @@ func (w wire) wrap(p packet, sport uint16) []byte {
 	return append(ip, udp...)
 }
 
-// checksum is the Internet checksum.
+// checksum returns the Internet checksum.
 func checksum(parts ...[]byte) uint16 {
 	var sum uint32
 	for _, data := range parts {
@@ -203,7 +203,7 @@ func checksum(parts ...[]byte) uint16 {
 	return ^uint16(sum)
 }
 
-// transportSum is 0 if the checksum of TCP, UDP or ICMP is right.
+// transportSum returns 0 if the checksum of TCP, UDP or ICMP is correct.
 func transportSum(p packet) uint16 {
 	src, dst := p.addrs()
 	if p.version() == 4 {
@@ -217,7 +217,7 @@ func transportSum(p packet) uint16 {
 	return checksum(src.AsSlice(), dst.AsSlice(), be.AppendUint32(nil, uint32(len(body))), []byte{0, 0, 0, p[6]}, body)
 }
 
-// frame puts Ethernet before a packet.
+// frame adds an Ethernet header to a packet.
 func frame(p []byte) []byte {
 	out := []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00}
 	if p[0]>>4 == 6 {
@@ -226,7 +226,7 @@ func frame(p []byte) []byte {
 	return append(out, p...)
 }
 
-// ip makes a packet around a transport header with payload, whose checksum it sets.
+// ip returns a packet with a transport header and payload, whose checksum it sets.
 func ip(src, dst string, proto byte, body []byte) packet {
 	from, to := netip.MustParseAddr(src), netip.MustParseAddr(dst)
 	var p packet

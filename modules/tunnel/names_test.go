@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// named is a virtual service with one instance, which has virtual addresses of its own.
+// named returns a virtual service with one instance, which has its own virtual addresses.
 func named(name, node, four, six string, virtual4, virtual6 string) sdk.VirtualService {
 	s := virtual(name, instance("0", node, four, six))
 	for _, a := range []string{virtual4, virtual6} {
@@ -25,7 +25,7 @@ func named(name, node, four, six string, virtual4, virtual6 string) sdk.VirtualS
 	return s
 }
 
-// loadNamed is a tunnel in mode oakestra without nodes in its configuration.
+// loadNamed loads a tunnel in mode oakestra without configured nodes.
 func loadNamed(t *testing.T) *kernel {
 	t.Helper()
 	k := loadTunnel(t, `{"mode": "oakestra"}`)
@@ -35,8 +35,8 @@ func loadNamed(t *testing.T) *kernel {
 	return k
 }
 
-// Between nodes packets have the virtual address of the instance that has sent them as their source, and services see
-// it. It is accepted from the node of the instance alone.
+// Between nodes, packets have the virtual address of the sending instance as source, which services see. It is accepted
+// from the instance's node only.
 func TestSourcesBetweenNodes(t *testing.T) {
 	k := loadNamed(t)
 	w := wires["oakestra"]
@@ -67,7 +67,7 @@ func TestSourcesBetweenNodes(t *testing.T) {
 	}
 }
 
-// A service that was not looked up here is released as well.
+// A service that was not looked up on this node is released as well.
 func TestServicesOfOthersAreReleased(t *testing.T) {
 	k := loadNamed(t)
 	var released []string
@@ -88,7 +88,7 @@ func TestServicesOfOthersAreReleased(t *testing.T) {
 	}
 }
 
-// arrivals are the frames that the control plane has let arrive again.
+// arrivals returns the frames that the control plane has delivered again.
 func (k *kernel) arrivals() *[][]byte {
 	frames := &[][]byte{}
 	k.tunnel.live.Arrive = func(ifindex uint32, frame []byte) bool {
@@ -101,7 +101,7 @@ func (k *kernel) arrivals() *[][]byte {
 	return frames
 }
 
-// waitHeld waits until so many packets are held.
+// waitHeld waits until n packets are held.
 func (k *kernel) waitHeld(n int) {
 	k.t.Helper()
 	wait.Until(k.t, "packets are held", func() bool {
@@ -111,7 +111,7 @@ func (k *kernel) waitHeld(n int) {
 	}, func() any { k.mu.Lock(); defer k.mu.Unlock(); return len(k.held.packets) })
 }
 
-// An unknown sender is looked up, once, and its packets are held until it is known. It is released when it is idle.
+// An unknown sender is looked up once, and its packets are held until it is known. It is released when it is idle.
 func TestUnknownSenders(t *testing.T) {
 	k := loadNamed(t)
 	var mu sync.Mutex
@@ -159,7 +159,7 @@ func TestUnknownSenders(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	k.releaseIdle(now.Add(idleFor)) // its packet came after the last look
+	k.releaseIdle(now.Add(idleFor)) // its packet arrived after the last check
 	k.releaseIdle(now.Add(2 * idleFor))
 	if released != nil {
 		t.Errorf("released while in use: %v", released)
@@ -183,7 +183,7 @@ func TestUnknownSenders(t *testing.T) {
 	}
 }
 
-// Who makes up sources keeps none of the others from being looked up, and what was asked expires.
+// Forged sources do not prevent lookups of others, and lookups expire.
 func TestLookupsAreBounded(t *testing.T) {
 	now, attacker := time.Now(), netip.MustParseAddr("192.0.2.66")
 	source := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}) }
@@ -216,7 +216,7 @@ func TestLookupsAreBounded(t *testing.T) {
 	}
 }
 
-// names are those that the data plane has.
+// names returns the names in the data plane.
 func (k *kernel) names() map[address]name {
 	k.t.Helper()
 	out, err := sdk.ReadTable[address, name](k.live.Maps, mapNames)
@@ -226,8 +226,8 @@ func (k *kernel) names() map[address]name {
 	return out
 }
 
-// A name that is not wanted does not stay: not in another mode, not with too many names. As long as it stays the place
-// of its node is not given to another one.
+// Unused names are removed, in another mode or with too many names. While a name exists, the index of its node is not
+// reused.
 func TestStaleNames(t *testing.T) {
 	k := loadNamed(t)
 	far := address(netip.MustParseAddr("10.30.0.2").As16())
@@ -270,7 +270,7 @@ func TestStaleNames(t *testing.T) {
 	}
 }
 
-// Of two virtual services that have the same instance, it is always the first by name whose addresses it has.
+// An instance of two virtual services always has the addresses of the first one by name.
 func TestNamesInOrder(t *testing.T) {
 	k := loadNamed(t)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
@@ -292,7 +292,7 @@ func TestNamesInOrder(t *testing.T) {
 	}
 }
 
-// A node may receive at a port of its own, over IPv4 and IPv6.
+// A node can receive on its own port, over IPv4 and IPv6.
 func TestPortOfANode(t *testing.T) {
 	k := loadTunnel(t, `{"mode": "oakestra"}`)
 	far := named("oakestra.far", "192.0.2.2", "10.2.0.7", "fd02::7", "10.30.0.2", "fdff::2")

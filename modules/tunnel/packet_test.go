@@ -18,7 +18,7 @@ import (
 
 const testKey = "000102030405060708090a0b0c0d0e0f"
 
-// Nodes of the tests: .2 by IPv4, ::3 by IPv6. This one is .1 and ::1.
+// Nodes of the tests: .2 over IPv4, ::3 over IPv6. This node is .1 and ::1.
 const testNodes = `"nodes": [
 	{"address": "192.0.2.1", "subnets": ["10.1.0.0/24", "fd01::/64"]},
 	{"address": "192.0.2.2", "subnets": ["10.2.0.0/24", "fd02::/64"]},
@@ -102,7 +102,7 @@ func TestWrapsAsTheModelDoes(t *testing.T) {
 	}
 }
 
-// The exact address comes before the prefix, the longer prefix before the shorter one.
+// An exact address takes precedence over prefixes, a longer prefix over a shorter one.
 func TestLongestPrefix(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	for dst, want := range map[string]string{"10.2.0.98": "192.0.2.2", "10.2.0.99": "2001:db8::3",
@@ -118,7 +118,7 @@ func TestLongestPrefix(t *testing.T) {
 	}
 }
 
-// Source ports differ between flows and stay the same within one.
+// Source ports differ between flows and are constant within one.
 func TestSourcePortsSpreadFlows(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	ports := map[uint16]bool{}
@@ -167,7 +167,7 @@ func TestLeavesOthersAlone(t *testing.T) {
 	}
 }
 
-// arrival is a wrapped packet from another node to the service.
+// arrival returns an encapsulated packet from another node to the service.
 func (w wire) arrival(k *kernel, inner packet) []byte {
 	return frame(w.wrap(inner, 50000))
 }
@@ -207,7 +207,7 @@ func TestUnwrapsWhatTheModelWraps(t *testing.T) {
 	}
 }
 
-// Both keys are accepted, whichever is sent with.
+// Both keys are accepted, independent of the one for sending.
 func TestKeyRotation(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	inner := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
@@ -336,7 +336,7 @@ func refresh(p []byte) {
 	be.PutUint16(p[10:], checksum(p[:20]))
 }
 
-// Whatever is changed in a packet: what the MAC covers does not pass, and all else that passes arrives as it was sent.
+// Packets with modified bytes do not pass if the MAC covers these bytes. Others that pass arrive as sent.
 func TestRandomDamage(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -408,7 +408,7 @@ func TestTooBig(t *testing.T) {
 	later := inners("10.1.0.5", "fd01::5", "10.2.0.7", "fd02::7")["later fragment"]
 	big := append(bytes.Clone(later), make([]byte, 1400)...)
 	be.PutUint16(big[2:], uint16(len(big)))
-	be.PutUint16(big[6:], 0x4000|20) // with DF: else it would be cut into smaller ones
+	be.PutUint16(big[6:], 0x4000|20) // with DF; otherwise it would be fragmented
 	if ret, why := k.reason(k.wrap, frame(big)); ret != tcShot || why != "kerb_9" {
 		t.Errorf("later fragment: action %d %s", ret, why)
 	}
@@ -438,7 +438,7 @@ func checkTooBig(t *testing.T, name string, got []byte, inner packet, mtu int) {
 	}
 }
 
-// A SYN reports no larger segments than fit, wherever the option is, in both directions; the checksum stays right.
+// The MSS of a SYN is clamped at any position of the option, in both directions; the checksum stays correct.
 func TestClampsMSS(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	for i, options := range [][]byte{
@@ -479,7 +479,7 @@ func checkMSS(t *testing.T, name string, got, p packet, most int, clamped bool) 
 		head = 20
 	}
 	if clamped {
-		copy(want[head+16:], got[head+16:head+18]) // checked by itself
+		copy(want[head+16:], got[head+16:head+18]) // checked separately
 	}
 	if !bytes.Equal(got, want) || transportSum(got) != 0 {
 		t.Errorf("%s: checksum off by %x\n got %x\nwant %x", name, transportSum(got), got, want)
@@ -536,7 +536,7 @@ func TestVerifies(t *testing.T) {
 	}
 }
 
-// What follows the tunnel in a chain may read the packet, also where the tunnel failed to put a link header before it.
+// Modules after the tunnel can read the packet, also if the tunnel failed to add a link header.
 func TestPacketBehindVerifies(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {

@@ -20,7 +20,7 @@ func withFragment(p packet, field uint16) packet {
 	return p
 }
 
-// The MAC of one fragment is good for no other one, and that of one direction not for the other.
+// The MAC of a fragment is not valid for another fragment, and that of one direction not for the other.
 func TestMACIsBound(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	w := fromTo(wires["keyed"], "192.0.2.2")
@@ -61,7 +61,7 @@ func TestMACIsBound(t *testing.T) {
 	}
 }
 
-// A node with a key of its own is spoken to with that key, and the cluster's is not accepted from it.
+// For a node with its own key, packets are sent with that key, and the cluster's key is not accepted.
 func TestKeysOfOneNode(t *testing.T) {
 	own := "00112233445566778899aabbccddeeff"
 	k := loadTunnel(t, strings.Replace(keyed, `"subnets": ["10.2.0.0/24"`,
@@ -77,7 +77,7 @@ func TestKeysOfOneNode(t *testing.T) {
 	}
 }
 
-// fragNeeded is an ICMP error of a router about an outer packet.
+// fragNeeded returns a router's ICMP error about an outer packet.
 func fragNeeded(mtu int, outer []byte, quote int) []byte {
 	outer = outer[14:]
 	body := append([]byte{3, 4, 0, 0, 0, 0, 0, 0}, outer[:min(quote, len(outer))]...)
@@ -85,7 +85,7 @@ func fragNeeded(mtu int, outer []byte, quote int) []byte {
 	return frame(ip("198.51.100.1", "192.0.2.1", 1, body))
 }
 
-// The path MTU is learned from routers that quote a packet of ours, and from nothing else; it expires.
+// The path MTU is learned only from ICMP errors that quote one of the tunnel's packets; it expires.
 func TestLearnsPathMTU(t *testing.T) {
 	for _, config := range []string{keyed, unkeyed} {
 		k := loadTunnel(t, config)
@@ -170,7 +170,7 @@ func TestLearnsPathMTU(t *testing.T) {
 	}
 }
 
-// Which policies cover the tunnel's packets.
+// The IPsec policies that match the tunnel's packets.
 func TestPolicies(t *testing.T) {
 	c := compileConfig(t, unkeyed)
 	p := netip.MustParsePrefix
