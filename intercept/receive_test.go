@@ -196,7 +196,7 @@ func TestReceivesInOrder(t *testing.T) {
 	})
 }
 
-func TestTellsLosses(t *testing.T) {
+func TestReportsLosses(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
 		c := open(t, m, "ctrl", Adaptive, fits+2, "")
@@ -236,7 +236,7 @@ func TestNeverMissesAWakeUp(t *testing.T) {
 }
 
 // A new configuration has a new ring: packets in the old ring are received first, and sequence numbers continue.
-func TestGoesAlongWithANewConfiguration(t *testing.T) {
+func TestFollowsNewConfiguration(t *testing.T) {
 	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
 		c := open(t, m, "ctrl", Adaptive, 6, extra)
@@ -254,7 +254,7 @@ func TestGoesAlongWithANewConfiguration(t *testing.T) {
 }
 
 // A restarted control plane passes the same ring.
-func TestGoesAlongWithARestart(t *testing.T) {
+func TestFollowsRestart(t *testing.T) {
 	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
 		c := open(t, m, "ctrl", Sleep, 4, extra)
@@ -270,7 +270,7 @@ func TestGoesAlongWithARestart(t *testing.T) {
 	})
 }
 
-func TestTellsThatTheClassWasTaken(t *testing.T) {
+func TestReportsTakeover(t *testing.T) {
 	waitingOrPolling(t, func(t *testing.T, open opener, extra string) {
 		m := newModule(t)
 		c := open(t, m, "ctrl", Adaptive, 2, extra)
@@ -308,7 +308,7 @@ func TestLeavesTheRingToTheNext(t *testing.T) {
 	})
 }
 
-func TestTellsWhyItWasRefused(t *testing.T) {
+func TestReportsRefusal(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		m := newModule(t)
 		open(t, m, "log", Adaptive, 1, "").expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
@@ -395,7 +395,7 @@ func TestIdleReceiverSleeps(t *testing.T) {
 }
 
 // A receiver that was stopped while it slept continues.
-func TestStoppedReceiverGoesOn(t *testing.T) {
+func TestStoppedReceiverContinues(t *testing.T) {
 	m := newModule(t)
 	c := openC(t, compileC(t, "receive.c"), m, "ctrl", Sleep, 2, "")
 	c.expect(t, "ready")
@@ -462,7 +462,7 @@ func TestIdleCPUsPoll(t *testing.T) {
 
 // Garbage that the previous program has written to the shared memory does not affect the next one after it has opened
 // the class.
-func TestBeginsAnewAfterNonsense(t *testing.T) {
+func TestRecoversFromGarbage(t *testing.T) {
 	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40,
 		"all bits": ^uint64(0)} {
 		t.Run(name, func(t *testing.T) {

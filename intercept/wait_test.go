@@ -61,7 +61,7 @@ func TestRestsBetweenBursts(t *testing.T) {
 }
 
 // The waiter does not spin for irregular packets with gaps over reach.
-func TestSeldomPacketsAreSleptFor(t *testing.T) {
+func TestSleepsThroughRarePackets(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 975}, preferred)
 	now := int64(1_000_000_000)
 	for i := range int64(20) {
@@ -75,7 +75,7 @@ func TestSeldomPacketsAreSleptFor(t *testing.T) {
 }
 
 // An ordinary thread that was preempted sleeps for each packet, and spins again later.
-func TestOrdinaryGivesWay(t *testing.T) {
+func TestOrdinaryThreadYields(t *testing.T) {
 	w := newWaiter(goals{reach: 1000 * us, awake: 950}, ordinary)
 	replay(w, 1000, 200*us, 10*us)
 	now := w.last + 50*us

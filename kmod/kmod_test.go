@@ -540,7 +540,7 @@ func TestRandomConsumerPositions(t *testing.T) {
 }
 
 // Removing a device removes the hook and notifies the program.
-func TestDeviceGoes(t *testing.T) {
+func TestDeviceRemoved(t *testing.T) {
 	load(t)
 	b := open(t)
 	f, _ := b.attach(t, b.rule())

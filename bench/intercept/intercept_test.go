@@ -177,7 +177,7 @@ func TestWithoutT1(t *testing.T) {
 
 // A receiver with an AF_XDP socket that does not read until all packets are sent learns how many were lost on overflow.
 // Lost end messages are not counted.
-func TestSocketTellsLosses(t *testing.T) {
+func TestSocketReportsLosses(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "kerb")
 	c := named("xsk")

@@ -86,7 +86,7 @@ func TestIdle(t *testing.T) {
 }
 
 // Without pairs the table is not walked; with a new pair it is.
-func TestNobodyToLookAfter(t *testing.T) {
+func TestAgingWithoutPairs(t *testing.T) {
 	p := aging(t, 60*time.Millisecond)
 	unpaired := func() bool { return entries[uint32, uint32](p, "unpaired")[0] == 1 }
 	for range 3 {

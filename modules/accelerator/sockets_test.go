@@ -225,7 +225,7 @@ func TestSomeShortConnectionsMakeNoDestinationShort(t *testing.T) {
 }
 
 // With a server that is not accelerated, clients stop offering after two connections, except one in many.
-func TestNobodyAnswers(t *testing.T) {
+func TestServerNotAccelerated(t *testing.T) {
 	p := load(t, usual)
 	l := p.listen(t) // outside the data plane's cgroup
 	defer unix.Close(l)
@@ -348,7 +348,7 @@ func TestAsksAgainAboutAServer(t *testing.T) {
 }
 
 // Unread redirected data is discarded with its connection when the socket connects again.
-func TestConnectsAnew(t *testing.T) {
+func TestConnectsAgain(t *testing.T) {
 	p := accelerate(t, usual)
 	l := p.listen(t)
 	defer unix.Close(l)

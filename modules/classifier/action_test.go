@@ -256,7 +256,7 @@ func (k *kernel) suspect(n uint64, until uint64) {
 	k.flood(n, &seq, 1)
 }
 
-func TestUntilTold(t *testing.T) {
+func TestBlockUntilFreed(t *testing.T) {
 	onAHook(t, with(dropping, settings{"action_ns": uint64(0)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		k.suspect(7, 100)

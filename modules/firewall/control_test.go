@@ -186,7 +186,7 @@ func TestChangeCopiesNoTable(t *testing.T) {
 	}
 }
 
-func TestEqualRulesAreToldApart(t *testing.T) {
+func TestEqualRulesHaveSeparateCounters(t *testing.T) {
 	f := compileConfig(t, `{"rules": [{"action": "deny"}, {"action": "deny"}, {"action": "deny", "name": "x"}]}`)
 	ids := f.identities
 	if ids[0] == ids[1] || ids[1] == ids[2] {

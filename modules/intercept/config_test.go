@@ -109,7 +109,7 @@ func TestFullTable(t *testing.T) {
 }
 
 // Missed deadlines are reported once, also if a consumer keeps its counters across configurations.
-func TestMissesAreToldOnce(t *testing.T) {
+func TestMissesAreReportedOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)
 	p := &pages{}
 	for _, c := range f.Classes {

@@ -435,7 +435,7 @@ func TestOwnPageOnly(t *testing.T) {
 }
 
 // Counters continue when the configuration changes, and are removed with their class.
-func TestCountersGoOn(t *testing.T) {
+func TestCountersContinue(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
 	k.run(datagram(8080, "1234LOGS").bytes())
 	next := compileConfig(t, `{"classes": [{"name": "new"}, {"name": "log"}]}`)

@@ -181,7 +181,7 @@ func TestClosestIsChosen(t *testing.T) {
 }
 
 // A packet to an unknown address is passed to the control plane whole, and continues when the answer is in the maps.
-func TestUnknownComesAndGoes(t *testing.T) {
+func TestUnknownAppearsAndExpires(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`
 	p := newPlantOn(t, config, data.maps)

@@ -10,7 +10,7 @@ import (
 // A client uses the same source port to a virtual address and to the instance itself, which could not distinguish the
 // two flows. With a session, the direct flow gets another source port, and each answer comes from the address that was
 // used. This test covers protocols without a connection setup.
-func TestDirectBesideSession(t *testing.T) {
+func TestDirectNextToSession(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		request, reply := uint8(8), uint8(0)
 		if !w.v4 {
@@ -58,7 +58,7 @@ func TestDirectBesideSession(t *testing.T) {
 }
 
 // An instance of this node, whose answers pass its own interface.
-func TestDirectToLocalBesideSession(t *testing.T) {
+func TestDirectToLocalNextToSession(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		w.put(mapHomes, addressOf(addr(w.near)), uint32(nearIfindex))
 		w.out(udp(w.client, 4000, w.nearVIP, 53).bytes())

@@ -313,7 +313,7 @@ func TestNewSessionsKeepCopiesOfOthers(t *testing.T) {
 
 // A connection to an instance's own address with the source port of one to its virtual address works, whether the
 // latter is open or closed.
-func TestDirectBesideVirtual(t *testing.T) {
+func TestDirectNextToVirtual(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for port, end := range map[uint16]string{4000: "closed", 4001: "reset", 4002: "open"} {
 			w.open(port)

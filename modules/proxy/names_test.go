@@ -327,7 +327,7 @@ func TestNamesAreNotSpoofed(t *testing.T) {
 
 // A retired name is for its existing sessions. Without it, TCP is reset, and UDP continues with the client's own
 // address.
-func TestNameGoes(t *testing.T) {
+func TestNameRemoved(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
 		key := nameKey{addressOf(addr(w.client)), testIfindex}
 		syn, data := tcp(w.client, 4000, w.nearVIP, 80, tcpSYN), tcp(w.client, 4000, w.nearVIP, 80, tcpACK)

@@ -173,7 +173,7 @@ func TestUnknownScanLeavesOthers(t *testing.T) {
 }
 
 // Unknown addresses have a separate limit: a full table of services denies them, and they take no room from services.
-func TestUnknownBesideFullTable(t *testing.T) {
+func TestUnknownWithFullTable(t *testing.T) {
 	p := newPlant(t, `{"tables": {"addresses": 2}}`)
 	service := func(i int) sdk.VirtualService {
 		vs := webService(1)

@@ -471,8 +471,8 @@ func (s *stage) set(path, value string) {
 	}
 }
 
-// Events have increasing states for all rates of requests. The last one includes all requests, and there are fewer events
-// than requests.
+// Events have increasing states for all rates of requests. The last one includes all requests, and there are fewer
+// events than requests.
 func TestEvents(t *testing.T) {
 	s := build(t, native,
 		`{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`)

@@ -58,7 +58,7 @@ func TestConfigErrors(t *testing.T) {
 }
 
 // Keys do not appear in errors, settings, reports or printed values.
-func TestKeysAreNotTold(t *testing.T) {
+func TestKeysAreNotRevealed(t *testing.T) {
 	for _, text := range []string{keyed, strings.Replace(keyed, testKey, testKey+"00", 1)} {
 		c, err := Control().Compile(json.RawMessage(text))
 		all := fmt.Sprintf("%v %+v %#v", err, err, err)

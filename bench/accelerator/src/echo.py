@@ -54,7 +54,7 @@ def ping(family, at, requests):
             message = MESSAGE.pack(number, sent, number)
             connection.sendall(message)
             if receive(connection, MESSAGE.size) != message:
-                sys.exit(f"ping {number} came back wrong")
+                sys.exit(f"ping {number}: wrong answer")
             times.append((time.perf_counter() - sent) * 1e6)
         seconds = time.perf_counter() - start
     times.sort()

@@ -15,7 +15,7 @@ import (
 // Config is a path between client and server, for RunLong.
 type Config struct {
 	Name string
-	// Open returns the path, and closes what it has started with the returned closer.
+	// Open returns the path, and a closer for what it has started.
 	Open func() (*Path, io.Closer, error)
 }
 
