@@ -33,7 +33,7 @@ var controllerReceivers = []struct{ config, name string }{
 	{"kernel", "`kernel`: CTRL is answered by `action: answer`"},
 }
 
-// figures are those of CTRL under the loads, separated by slashes; nothing if the receiver has none.
+// figures returns the figures of CTRL under the loads, separated by slashes, or nothing if the receiver has none.
 func (r controllerCells) figures(config, class, metric, stat string, scale float64, loads ...string) string {
 	var out []string
 	for _, load := range loads {

@@ -7,7 +7,7 @@ import (
 	"testing/fstest"
 )
 
-// zones has two packages with a part of one, the whole machine, and a zone without a counter.
+// zones returns two packages with a part of one, the whole machine, and a zone without a counter.
 func zones(first, second string) fstest.MapFS {
 	const dir = "sys/class/powercap/intel-rapl:"
 	files := fstest.MapFS{}

@@ -96,7 +96,7 @@ func openC(t *testing.T, program string, m *module, class string, w Wait, count 
 }
 
 func openGo(t *testing.T, m *module, class string, w Wait, count int, extra string) *consumer {
-	begin, told := io.Pipe()
+	begin, command := io.Pipe()
 	lines, out := io.Pipe()
 	ended := make(chan struct{})
 	go func() {
@@ -112,7 +112,7 @@ func openGo(t *testing.T, m *module, class string, w Wait, count int, extra stri
 		m.say(`{"event": "taken"}`)
 		<-ended
 	})
-	return &consumer{told, bufio.NewScanner(lines), os.Getpid()}
+	return &consumer{command, bufio.NewScanner(lines), os.Getpid()}
 }
 
 // receive is testdata/receive.c in Go.

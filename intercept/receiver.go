@@ -226,7 +226,7 @@ func (r *Receiver) join(takeover bool) error {
 	return nil
 }
 
-// enter maps the ring and the page that the module passed, and unmaps the previous ones.
+// mapClass maps the ring and the page that the module passed, and unmaps the previous ones.
 func (r *Receiver) mapClass(answer moduleMessage, fds []int) error {
 	ring, err := mapRing(fds[ringFD], answer.Ring)
 	if err != nil {
@@ -328,7 +328,7 @@ func (r *Receiver) fetch(packets []Packet) int {
 	return n
 }
 
-// await waits until packets are pending, and reports whether they are before the time.
+// waitForPackets waits until packets are pending, and reports whether they are before the time.
 func (r *Receiver) waitForPackets(until int64) (bool, error) {
 	for !r.ring.pending() {
 		now := r.now()
@@ -360,7 +360,7 @@ func (r *Receiver) sampleSched() schedSample {
 	return sampleThread(r.schedstat)
 }
 
-// notice counts a preemption if this thread did not run for 0.5 ms and had an involuntary context switch.
+// detectPreemption counts a preemption if this thread did not run for 0.5 ms and had an involuntary context switch.
 func (r *Receiver) detectPreemption(now int64) {
 	away := now - r.runningAt
 	r.runningAt = now

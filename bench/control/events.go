@@ -181,7 +181,7 @@ func (o *offer) drain(before counts) (counts, error) {
 	return c, err
 }
 
-// eventFrame is an IPv4 UDP packet to the watched port.
+// eventFrame returns an IPv4 UDP packet to the watched port.
 func eventFrame() ([]byte, error) {
 	f := packet.Fields{Src: netip.AddrFrom4([4]byte{10, 0, 0, 1}), Dst: netip.AddrFrom4([4]byte{10, 0, 0, 2}),
 		UDP: &packet.Ports{Src: 40000, Dst: eventPort}}

@@ -60,7 +60,7 @@ func TestWorks(t *testing.T) {
 	}
 }
 
-// toy is a work of two tables, whose experiment runs f.
+// toy returns a work of two tables, whose experiment runs f.
 func toy(f func(ctx context.Context, table string) error) *Work {
 	name := "toy"
 	if _, taken := bench.Find(name); !taken {

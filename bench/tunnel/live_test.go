@@ -164,7 +164,7 @@ func (c counts) moved() [4]uint64 {
 		c.nodes[1].ReceivedPackets}
 }
 
-// lost is the number of packets sent since before that no node received.
+// lost returns the number of packets sent since before that no node received.
 func (c counts) lost(before counts) int64 {
 	now, then := c.moved(), before.moved()
 	return int64(now[0] + now[2] - then[0] - then[2] - (now[1] + now[3] - then[1] - then[3]))

@@ -24,7 +24,7 @@ import (
 var fair = sdk.Kernel{Sockets: map[string]bool{"integrity": true, "spliceRedirected": true, "fionreadRedirected": true,
 	"fionreadPassed": true, "waitAll": true, "urgent": true}}
 
-// lacking is a kernel without some behaviours.
+// lacking returns a kernel without some behaviours.
 func lacking(behaviours ...string) sdk.Kernel {
 	k := sdk.Kernel{Sockets: map[string]bool{}}
 	for name := range fair.Sockets {

@@ -162,7 +162,7 @@ func (p *plane) refused(reason string) uint64 {
 	return 0
 }
 
-// end is the data plane's state of a socket.
+// end returns the data plane's state of a socket.
 func (p *plane) end(fd int) (e endEntry, known bool) {
 	p.t.Helper()
 	cookie, err := unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_COOKIE)

@@ -66,7 +66,7 @@ func TestIntegrity(t *testing.T) {
 	}
 }
 
-// talk is the client's side: a few rounds, each announced by a header {kind, bytes}, on a connection that it closes.
+// talk runs the client's side: a few rounds, each announced by a header {kind, bytes}, on a connection that it closes.
 func talk(c net.Conn, r *rand.Rand) (moved uint64, err error) {
 	defer c.Close()
 	for range 1 + r.IntN(60) {
@@ -87,7 +87,7 @@ func talk(c net.Conn, r *rand.Rand) (moved uint64, err error) {
 	return moved, nil
 }
 
-// exchange is one round, of less than 1<<bits bytes.
+// exchange runs one round of less than 1<<bits bytes.
 func exchange(c net.Conn, r *rand.Rand, bits int) (moved uint64, err error) {
 	c.SetDeadline(time.Now().Add(patience))
 	kind, size := byte(r.IntN(4)), 1+r.IntN(1<<r.IntN(bits))

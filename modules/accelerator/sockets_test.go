@@ -710,7 +710,7 @@ func TestThirdWithTheSamePair(t *testing.T) {
 	p.plain(c)
 }
 
-// lab is two services, with a bridge between them.
+// lab returns two services on a bridge.
 func lab(t *testing.T) (a, b *netlab.Host) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -805,7 +805,7 @@ func TestServices(t *testing.T) {
 	p.warm(connect(a, virtual, atB))
 }
 
-// translate is DNAT in a host's own namespace.
+// translate adds DNAT in a host's namespace.
 func translate(t *testing.T, h *netlab.Host, from, to *unix.SockaddrInet4) {
 	t.Helper()
 	rules := fmt.Sprintf("table ip kerbtest { chain out { type nat hook output priority -100; ip daddr %s tcp dport %d "+

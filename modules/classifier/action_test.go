@@ -66,8 +66,8 @@ type (
 	}
 )
 
-// judged returns a kernel with a model that classifies sources above a threshold of a feature as attackers.
-func judged(t testing.TB, hook chain.Hook, feature string, above int, config settings) *kernel {
+// withModel returns a kernel with a model that classifies sources above a threshold of a feature as attackers.
+func withModel(t testing.TB, hook chain.Hook, feature string, above int, config settings) *kernel {
 	t.Helper()
 	k := load(t, hook, config)
 	k.use(0, "rpl", feature, above)
@@ -300,7 +300,7 @@ func TestRateLimit(t *testing.T) {
 }
 
 func TestMark(t *testing.T) {
-	k := judged(t, chain.TC, "dis", 10, with(dropping, settings{"action": uint8(doMark), "mark": uint32(77)}))
+	k := withModel(t, chain.TC, "dis", 10, with(dropping, settings{"action": uint8(doMark), "mark": uint32(77)}))
 	k.suspect(7, 100)
 	out := skb{}
 	opts := ebpf.RunOptions{Data: disFrame(7, 0), Repeat: 1, ContextOut: &out}

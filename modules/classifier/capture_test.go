@@ -97,7 +97,7 @@ func TestExcerpts(t *testing.T) {
 	}
 }
 
-// dataDir is the directory of the captures of RPL networks, which are too large for the repository.
+// dataDir returns the directory of the captures of RPL networks, which are too large for the repository.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("KERB_RPL_DATA")
@@ -125,7 +125,7 @@ func TestCaptures(t *testing.T) {
 	}
 }
 
-// attacks are the start times of the attacks.
+// attacks returns the start times of the attacks.
 func attacks(t *testing.T, path string) (starts []uint64) {
 	t.Helper()
 	f, err := os.Open(strings.TrimSuffix(path, "-root.pcap") + ".attack-intervals.txt")

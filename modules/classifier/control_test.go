@@ -26,8 +26,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// plant is a control plane with maps without traffic; the test acts as the agent.
-type plant struct {
+// testControl is a control plane with maps without traffic; the test acts as the agent.
+type testControl struct {
 	testing.TB
 	*running
 	live sdk.Live
@@ -35,15 +35,15 @@ type plant struct {
 
 const plantIfindex = 7
 
-func newPlant(t testing.TB, config string) *plant {
+func newTestControl(t testing.TB, config string) *testControl {
 	t.Helper()
-	return newPlantOn(t, config, newMaps(t, compileConfig(t, config)))
+	return newTestControlOn(t, config, newMaps(t, compileConfig(t, config)))
 }
 
-// newPlantOn starts a control plane on the maps.
-func newPlantOn(t testing.TB, text string, maps sdk.Maps) *plant {
+// newTestControlOn starts a control plane on the maps.
+func newTestControlOn(t testing.TB, text string, maps sdk.Maps) *testControl {
 	t.Helper()
-	p := &plant{TB: t, live: sdk.Live{Module: "guard", Maps: maps,
+	p := &testControl{TB: t, live: sdk.Live{Module: "guard", Maps: maps,
 		Attachments: func() []sdk.Attachment {
 			return []sdk.Attachment{{Service: "web", Interface: "veth7", Ifindex: plantIfindex}}
 		}}}
@@ -114,7 +114,7 @@ func modelOf(name, document string) sdk.Model {
 	return sdk.Model{Name: name, Generation: 1, Document: json.RawMessage(document)}
 }
 
-func (p *plant) tellModels(u sdk.ModelUpdate) sdk.ModelAnswer {
+func (p *testControl) sendModels(u sdk.ModelUpdate) sdk.ModelAnswer {
 	p.Helper()
 	answer, err := p.Models(u)
 	if err != nil {
@@ -124,13 +124,13 @@ func (p *plant) tellModels(u sdk.ModelUpdate) sdk.ModelAnswer {
 }
 
 // all returns all models.
-func (p *plant) all(models ...sdk.Model) sdk.ModelAnswer {
+func (p *testControl) all(models ...sdk.Model) sdk.ModelAnswer {
 	p.Helper()
-	return p.tellModels(sdk.ModelUpdate{Reset: true, Complete: true, Put: models})
+	return p.sendModels(sdk.ModelUpdate{Reset: true, Complete: true, Put: models})
 }
 
 // versions returns the versions in the data plane: live and shadow.
-func (p *plant) versions() (out [2]uint32) {
+func (p *testControl) versions() (out [2]uint32) {
 	p.Helper()
 	for i, role := range roles {
 		v, err := p.slots.Version(role)
@@ -142,7 +142,7 @@ func (p *plant) versions() (out [2]uint32) {
 	return out
 }
 
-func (p *plant) expect(live, shadow uint32) {
+func (p *testControl) expect(live, shadow uint32) {
 	p.Helper()
 	if got := p.versions(); got != [2]uint32{live, shadow} {
 		p.Errorf("versions %d run, want %d and %d", got, live, shadow)
@@ -150,7 +150,7 @@ func (p *plant) expect(live, shadow uint32) {
 }
 
 // ask sends a request to the module's routes, and returns the status and the answer.
-func (p *plant) ask(method, path, body string) (int, string) {
+func (p *testControl) ask(method, path, body string) (int, string) {
 	p.Helper()
 	w := httptest.NewRecorder()
 	p.Handler().ServeHTTP(w, httptest.NewRequest(method, path, strings.NewReader(body)))
@@ -158,7 +158,7 @@ func (p *plant) ask(method, path, body string) (int, string) {
 	return w.Code, string(text)
 }
 
-func get[T any](p *plant, path string) (v T) {
+func get[T any](p *testControl, path string) (v T) {
 	p.Helper()
 	status, text := p.ask("GET", path, "")
 	if err := json.Unmarshal([]byte(text), &v); err != nil || status != 200 {
@@ -167,7 +167,7 @@ func get[T any](p *plant, path string) (v T) {
 	return v
 }
 
-func (p *plant) condition(kind string) sdk.Condition {
+func (p *testControl) condition(kind string) sdk.Condition {
 	p.Helper()
 	all, err := p.Conditions()
 	if err != nil {
@@ -217,7 +217,7 @@ func TestNames(t *testing.T) {
 
 // A model is added, changed, followed by an unusable one, and removed; a shadow model is added to it.
 func TestModelsAreLoaded(t *testing.T) {
-	p := newPlant(t, `{"model": "m", "shadow": "s"}`)
+	p := newTestControl(t, `{"model": "m", "shadow": "s"}`)
 	if c := p.condition("Model"); c.Status != "Unknown" {
 		t.Errorf("before anything is sent: %+v", c)
 	}
@@ -228,7 +228,7 @@ func TestModelsAreLoaded(t *testing.T) {
 	if c := p.condition("Model"); c.Status != "False" || !strings.Contains(c.Message, "no model m") {
 		t.Errorf("%+v", c)
 	}
-	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(1, "dis", 0)),
+	if a := p.sendModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(1, "dis", 0)),
 		modelOf("s", document(2, "dio", 3))}}); len(a.Using) != 2 {
 		t.Errorf("%+v", a)
 	}
@@ -236,7 +236,7 @@ func TestModelsAreLoaded(t *testing.T) {
 	if c := p.condition("Model"); c.Status != "True" || c.Message != "m, version 1" {
 		t.Errorf("%+v", c)
 	}
-	p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(3, "dis", 1))}})
+	p.sendModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(3, "dis", 1))}})
 	p.expect(3, 2)
 	for name, bad := range map[string]string{
 		"no document":       `{}`,
@@ -244,7 +244,7 @@ func TestModelsAreLoaded(t *testing.T) {
 		"another feature":   document(4, "disks", 0),
 		"no number":         strings.Replace(document(4, "dis", 0), "[1, 0]", "[1e999, 0]", 1),
 	} {
-		a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", bad)}})
+		a := p.sendModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", bad)}})
 		if a.Refused["m"] == "" || len(a.Using) != 0 {
 			t.Errorf("%s: %+v", name, a)
 		}
@@ -253,11 +253,11 @@ func TestModelsAreLoaded(t *testing.T) {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
-	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", `{}`),
+	if a := p.sendModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", `{}`),
 		modelOf("s", `{}`)}}); a.Refused["m"] == "" || a.Refused["s"] == "" {
 		t.Errorf("both at once: %+v", a)
 	}
-	p.tellModels(sdk.ModelUpdate{Remove: []string{"s"}})
+	p.sendModels(sdk.ModelUpdate{Remove: []string{"s"}})
 	p.expect(3, 0)
 	p.all()
 	p.expect(0, 0)
@@ -267,22 +267,22 @@ func TestModelsAreLoaded(t *testing.T) {
 // complete only at the end.
 func TestModelsAreAdopted(t *testing.T) {
 	const config = `{"model": "m", "shadow": "s"}`
-	p := newPlant(t, config)
+	p := newTestControl(t, config)
 	p.all(modelOf("m", document(1, "dis", 0)), modelOf("s", document(2, "dio", 3)))
-	p = newPlantOn(t, config, p.live.Maps)
+	p = newTestControlOn(t, config, p.live.Maps)
 	p.expect(1, 2)
-	p.tellModels(sdk.ModelUpdate{Reset: true, Put: []sdk.Model{modelOf("s", document(3, "dio", 3))}})
+	p.sendModels(sdk.ModelUpdate{Reset: true, Put: []sdk.Model{modelOf("s", document(3, "dio", 3))}})
 	p.expect(1, 3)
-	p.tellModels(sdk.ModelUpdate{Complete: true, Put: []sdk.Model{modelOf("m", document(1, "dis", 0))}})
+	p.sendModels(sdk.ModelUpdate{Complete: true, Put: []sdk.Model{modelOf("m", document(1, "dis", 0))}})
 	p.expect(1, 3)
-	p = newPlantOn(t, `{"model": "s"}`, p.live.Maps)
+	p = newTestControlOn(t, `{"model": "s"}`, p.live.Maps)
 	p.all(modelOf("m", document(1, "dis", 0)), modelOf("s", document(3, "dio", 3)))
 	p.expect(3, 0)
 }
 
 // Harmless classes are configured by name, and in the data plane before the model is evaluated.
 func TestHarmlessClasses(t *testing.T) {
-	p := newPlant(t, `{"model": "m", "harmless": ["idle", "busy"], "hysteresis": {"raise": 0.75, "clear": 0.5}}`)
+	p := newTestControl(t, `{"model": "m", "harmless": ["idle", "busy"], "hysteresis": {"raise": 0.75, "clear": 0.5}}`)
 	if a := p.all(modelOf("m", document(1, "dis", 0))); !strings.Contains(a.Refused["m"], `"idle"`) {
 		t.Errorf("%+v", a)
 	}
@@ -304,7 +304,7 @@ func TestHarmlessClasses(t *testing.T) {
 
 // A model that was trained with another window length runs, with a condition.
 func TestDoubtfulModel(t *testing.T) {
-	p := newPlant(t, `{"model": "m", "window": "10s"}`)
+	p := newTestControl(t, `{"model": "m", "window": "10s"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
 	if c := p.condition("Model"); c.Status != "True" || c.Reason != "WindowMismatch" ||
 		!strings.Contains(c.Message, "5s") {
@@ -316,7 +316,7 @@ func nodeSource(n byte) source {
 	return source{Addr: [16]byte{0: 0xfe, 1: 0x80, 15: n}, Ifindex: plantIfindex, Pan: 0xabcd}
 }
 
-func (p *plant) block(s source, b block) {
+func (p *testControl) block(s source, b block) {
 	p.Helper()
 	if err := p.live.Maps.Put(mapBlocks, s, b); err != nil {
 		p.Fatal(err)
@@ -326,7 +326,7 @@ func (p *plant) block(s source, b block) {
 
 // Blocked sources are listed, and unblocked individually, by the operator, by timeout, and with their interface.
 func TestBlockedAreFreed(t *testing.T) {
-	p := newPlant(t, `{"model": "m"}`)
+	p := newTestControl(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
 	now := sdk.Monotonic()
 	gone := nodeSource(4)
@@ -375,7 +375,7 @@ func TestBlockedAreFreed(t *testing.T) {
 
 // A tripped fuse is a condition; resetting it unblocks all sources.
 func TestFuseIsMended(t *testing.T) {
-	p := newPlant(t, `{"model": "m", "allow": ["fe80::2"]}`)
+	p := newTestControl(t, `{"model": "m", "allow": ["fe80::2"]}`)
 	if c := p.condition("Fuse"); c.Status != "True" {
 		t.Errorf("%+v", c)
 	}
@@ -411,7 +411,7 @@ func TestFuseIsMended(t *testing.T) {
 
 // Metrics have every counter once, and the running models.
 func TestMeasure(t *testing.T) {
-	p := newPlant(t, `{"model": "m"}`)
+	p := newTestControl(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(7, "dis", 0)))
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {

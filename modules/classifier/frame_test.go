@@ -160,7 +160,7 @@ var wrappings = []wrapping{
 	{"zep2", settings{"frames": uint8(2)}, func(f []byte) []byte { return udp6(40000, 17754, zep(2, f)) }},
 }
 
-// random returns frames, most of them well-formed, from few nodes, so that windows fill; some are truncated or
+// randomFrames generates frames, most of them well-formed, from few nodes, so that windows fill; some are truncated or
 // modified.
 type randomFrames struct {
 	*rand.Rand
@@ -356,11 +356,11 @@ func (r *randomFrames) odd() []byte {
 	if m.version == 2 && r.IntN(2) == 0 {
 		m.elements = r.elements()
 	}
-	return r.spoilt(m.bytes())
+	return r.corrupted(m.bytes())
 }
 
-// spoilt sometimes truncates or modifies a frame.
-func (r *randomFrames) spoilt(b []byte) []byte {
+// corrupted sometimes truncates or modifies a frame.
+func (r *randomFrames) corrupted(b []byte) []byte {
 	switch r.IntN(8) {
 	case 0:
 		return b[:r.IntN(len(b))+1]

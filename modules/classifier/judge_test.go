@@ -14,7 +14,7 @@ const inUser = `{"model": "m", "shadow": "s", "evaluate": {"where": "user"}, "ac
 	"fuse": {"sources": 4, "sourceShare": 60}, "allow": ["fe80::a"]}`
 
 // see passes a window with numbers of DIS and DIO messages to the control plane, as the data plane does.
-func (p *plant) see(s source, number uint64, dis, dio int32) {
+func (p *testControl) see(s source, number uint64, dis, dio int32) {
 	p.Helper()
 	win := window{Time: number * uint64(5*time.Second)}
 	names := Features["rpl"]
@@ -27,7 +27,7 @@ func (p *plant) see(s source, number uint64, dis, dio int32) {
 	}
 }
 
-func (p *plant) blockedNames() string {
+func (p *testControl) blockedNames() string {
 	p.Helper()
 	var names []string
 	for _, b := range get[[]Blocked](p, "/blocked") {
@@ -37,9 +37,9 @@ func (p *plant) blockedNames() string {
 	return strings.Join(names, " ")
 }
 
-func newJudged(t *testing.T, changes ...string) *plant {
+func newEvaluated(t *testing.T, changes ...string) *testControl {
 	t.Helper()
-	p := newPlant(t, strings.NewReplacer(changes...).Replace(inUser))
+	p := newTestControl(t, strings.NewReplacer(changes...).Replace(inUser))
 	if a := p.all(modelOf("m", document(1, "dis", 2)), modelOf("s", document(2, "dio", 2))); len(a.Using) != 2 {
 		t.Fatalf("%+v", a)
 	}
@@ -50,7 +50,7 @@ func newJudged(t *testing.T, changes ...string) *plant {
 // In user mode a source is blocked after two windows of three, and remains blocked while it continues. After three
 // quiet windows it is cleared; its block lasts until it expires.
 func TestJudge(t *testing.T) {
-	p := newJudged(t)
+	p := newEvaluated(t)
 	l := p.stream.Open()
 	for n, step := range []struct {
 		dis     int32
@@ -81,7 +81,7 @@ func TestJudge(t *testing.T) {
 
 // A source on the allow-list is evaluated and reported, but not blocked.
 func TestJudgeAllows(t *testing.T) {
-	p := newJudged(t)
+	p := newEvaluated(t)
 	l := p.stream.Open()
 	for n := range uint64(3) {
 		p.see(nodeSource(10), n, 50, 0)
@@ -99,7 +99,7 @@ func TestJudgeBlowsTheFuse(t *testing.T) {
 		"sources": `"sources": 4, "sourceShare": 60`} {
 		t.Run(cause, func(t *testing.T) {
 			const benign = 4
-			p := newJudged(t, `"sources": 4, "sourceShare": 60`, limits)
+			p := newEvaluated(t, `"sources": 4, "sourceShare": 60`, limits)
 			for number := range uint64(4) {
 				for n := range benign {
 					p.see(nodeSource(byte(100+n)), number+1, 0, 0)
@@ -129,7 +129,7 @@ func TestJudgeBlowsTheFuse(t *testing.T) {
 
 // The number of stored verdicts is limited to the data plane's number of sources.
 func TestJudgeForgets(t *testing.T) {
-	p := newPlant(t, strings.Replace(inUser, "{", `{"sources": 64, `, 1))
+	p := newTestControl(t, strings.Replace(inUser, "{", `{"sources": 64, `, 1))
 	p.all(modelOf("m", document(1, "dis", 2)))
 	for n := range 200 {
 		s := nodeSource(byte(n))
@@ -141,8 +141,8 @@ func TestJudgeForgets(t *testing.T) {
 	}
 }
 
-// largeForest has more leaves with vectors than fit into the data plane. All trees classify sources with more than two
-// DIS as attackers.
+// largeForest returns a forest with more leaves with vectors than fit into the data plane. All trees classify sources
+// with more than two DIS as attackers.
 func largeForest() string {
 	const trees, leaves, classes = 60, 64, 16
 	var forest []string
@@ -178,11 +178,11 @@ func largeForest() string {
 // A model that is too large for the data plane runs in the control plane.
 func TestJudgeLargeModel(t *testing.T) {
 	large := largeForest()
-	p := newPlant(t, `{"model": "m"}`)
+	p := newTestControl(t, `{"model": "m"}`)
 	if a := p.all(modelOf("m", large)); !strings.Contains(a.Refused["m"], "evaluate.where: user") {
 		t.Fatalf("%+v", a)
 	}
-	p = newPlant(t, inUser)
+	p = newTestControl(t, inUser)
 	if a := p.all(modelOf("m", large)); len(a.Using) != 1 {
 		t.Fatalf("%+v", a)
 	}

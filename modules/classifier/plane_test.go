@@ -161,7 +161,7 @@ func (k *kernel) at(ns uint64) {
 	}
 }
 
-// run passes a packet to the program n times, and checks that it is unchanged.
+// runs passes a packet to the program a number of times, and checks that it is unchanged.
 func (k *kernel) runs(packet []byte, times uint32) verdict {
 	k.t.Helper()
 	opts := ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+64), Repeat: times}

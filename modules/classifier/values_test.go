@@ -11,7 +11,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// attacked returns a classifier that nodes flood, with a model that detects them.
+// attacked is a classifier that nodes flood, with a model that detects them.
 type attacked struct {
 	*kernel
 	seq byte

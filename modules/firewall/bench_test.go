@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
-// family returns n rules of one kind, and packets that the last of them allow.
+// family is a kind of rules, and of packets that the last of them allow.
 type family struct {
 	name string
 	rule func(r *rand.Rand, v4 bool, i int) map[string]any

@@ -89,11 +89,11 @@ type conversation struct {
 	port   [2]uint16
 	first  int // initiating side
 
-	isn, next, told [2]uint32 // told: sequence number of the other side that this side has acknowledged
-	edge            [2]uint32 // right edge of the window of the other side
-	win             [2]uint16
-	scale           [2]uint8 // as in Packet: the option plus 1
-	fin             [2]bool
+	isn, next, acked [2]uint32 // acked: sequence number of the other side that this side has acknowledged
+	edge             [2]uint32 // right edge of the window of the other side
+	win              [2]uint16
+	scale            [2]uint8 // as in Packet: the option plus 1
+	fin              [2]bool
 }
 
 func (m *mixer) conversation(number int) *conversation {
@@ -131,7 +131,7 @@ func (c *conversation) segment(s int, flags uint8, length int) Packet {
 	p := tcp(c.addr[s], c.port[s], c.addr[1-s], c.port[1-s], flags)
 	p.Ingress, p.Seq, p.Win, p.Len = s == 1, c.next[s], c.win[s], length
 	if flags&tcpACK != 0 {
-		p.Ack = c.told[s]
+		p.Ack = c.acked[s]
 	}
 	if flags&tcpSYN != 0 {
 		p.Scale = c.scale[s]
@@ -150,15 +150,15 @@ func (c *conversation) window(s int) uint32 {
 // send sends a segment of side s; the other side learns of it when it acknowledges.
 func (c *conversation) send(kind string, s int, flags uint8, length int) Packet {
 	if flags&tcpACK != 0 && c.IntN(4) > 0 { // else a delayed acknowledgement
-		c.told[s] = c.next[1-s]
+		c.acked[s] = c.next[1-s]
 	}
 	p := c.segment(s, flags, length)
 	c.add(kind, p)
 	c.next[s] = p.end()
 	if flags&tcpACK != 0 {
-		edge := c.told[s] + c.window(s)
+		edge := c.acked[s] + c.window(s)
 		if flags&tcpSYN != 0 {
-			edge = c.told[s] + uint32(c.win[s])
+			edge = c.acked[s] + uint32(c.win[s])
 		}
 		if after(edge, c.edge[1-s]) {
 			c.edge[1-s] = edge
@@ -177,7 +177,7 @@ func (c *conversation) begin() {
 		} else if !again {
 			c.isn[s] = c.Uint32()
 		}
-		c.next[s], c.edge[s], c.told[s], c.fin[s] = c.isn[s], c.isn[s], 0, false
+		c.next[s], c.edge[s], c.acked[s], c.fin[s] = c.isn[s], c.isn[s], 0, false
 		c.win[s] = []uint16{65535, 64240, 29200, 1000, 100}[c.IntN(5)]
 		c.scale[s] = []uint8{0, 1, 8, 8, 4}[c.IntN(5)]
 	}
@@ -204,7 +204,7 @@ func (c *conversation) stream() {
 func (c *conversation) handshake() bool {
 	a, b := c.first, 1-c.first
 	if c.IntN(20) == 0 {
-		return c.together()
+		return c.simultaneousOpen()
 	}
 	fast := 0
 	if c.IntN(20) == 0 {
@@ -224,33 +224,33 @@ func (c *conversation) handshake() bool {
 	if fast > 0 && c.IntN(2) == 0 {
 		c.next[a] = c.isn[a] + 1 // the data is not accepted, and retransmitted
 	}
-	c.told[b] = c.next[a]
+	c.acked[b] = c.next[a]
 	answer := c.segment(b, tcpSYN|tcpACK, 0)
 	c.add("SYN ACK", answer)
-	c.next[b], c.edge[a] = answer.end(), c.told[b]+uint32(c.win[b])
+	c.next[b], c.edge[a] = answer.end(), c.acked[b]+uint32(c.win[b])
 	if c.IntN(8) == 0 {
 		c.add("SYN ACK again", answer)
 	}
 	c.handshakeAttack()
-	c.told[a] = c.next[b]
+	c.acked[a] = c.next[b]
 	c.add("ACK", c.segment(a, tcpACK, 0))
-	c.edge[b] = c.told[a] + c.window(a)
+	c.edge[b] = c.acked[a] + c.window(a)
 	return true
 }
 
-// together runs a simultaneous open.
-func (c *conversation) together() bool {
+// simultaneousOpen runs a simultaneous open.
+func (c *conversation) simultaneousOpen() bool {
 	for _, s := range []int{c.first, 1 - c.first} {
 		p := c.segment(s, tcpSYN, 0)
 		c.add("SYN of both", p)
 		c.next[s] = p.end()
 	}
 	for _, s := range []int{c.first, 1 - c.first} {
-		c.told[s] = c.next[1-s]
+		c.acked[s] = c.next[1-s]
 		p := c.segment(s, tcpSYN|tcpACK, 0)
 		p.Seq = c.isn[s]
 		c.add("SYN ACK of both", p)
-		c.edge[1-s] = c.told[s] + uint32(c.win[s])
+		c.edge[1-s] = c.acked[s] + uint32(c.win[s])
 	}
 	return true
 }
@@ -293,14 +293,14 @@ func (c *conversation) talk() {
 }
 
 func (c *conversation) keepalive(s int) {
-	if c.told[1-s] != c.next[s] {
+	if c.acked[1-s] != c.next[s] {
 		c.send("ACK", 1-s, tcpACK, 0)
 		return
 	}
 	p := c.segment(s, tcpACK, c.IntN(2))
 	p.Seq--
 	c.add("keep-alive", p)
-	c.told[1-s] = c.next[s]
+	c.acked[1-s] = c.next[s]
 	c.add("ACK", c.segment(1-s, tcpACK, 0))
 }
 
@@ -314,14 +314,14 @@ func (c *conversation) probe(s int) {
 	win := c.win[1-s]
 	c.win[1-s] = 0
 	for range 2 {
-		c.told[1-s] = c.next[s]
+		c.acked[1-s] = c.next[s]
 		c.add("closed window", c.segment(1-s, tcpACK, 0))
 		probe := c.segment(s, tcpACK, 1)
 		c.add("window probe", probe)
 	}
 	c.win[1-s] = win
 	c.add("window update", c.segment(1-s, tcpACK, 0))
-	c.edge[s] = c.told[1-s] + c.window(1-s)
+	c.edge[s] = c.acked[1-s] + c.window(1-s)
 }
 
 func (c *conversation) reorder(s, room int) {
@@ -363,18 +363,18 @@ func (c *conversation) restart() {
 	if c.IntN(2) == 0 { // the other side has rebooted, too
 		c.isn[b] = c.Uint32()
 		c.next[b], c.next[a] = c.isn[b], syn.end()
-		c.told[b] = c.next[a]
+		c.acked[b] = c.next[a]
 		answer := c.segment(b, tcpSYN|tcpACK, 0)
 		c.add("SYN ACK after a crash", answer)
 		c.next[b] = answer.end()
-		c.told[a], c.fin = c.next[b], [2]bool{}
+		c.acked[a], c.fin = c.next[b], [2]bool{}
 		c.add("ACK after a crash", c.segment(a, tcpACK, 0))
 		c.edge[a], c.edge[b] = c.next[a]+uint32(c.win[b]), c.next[b]+c.window(a)
 		c.send("data after a crash", b, tcpACK, 1)
 		c.end()
 		return
 	}
-	old.told[b] = old.next[a]
+	old.acked[b] = old.next[a]
 	challenge := old.segment(b, tcpACK, 0)
 	c.add("challenge ACK", challenge)
 	rst := c.segment(a, tcpRST, 0)
@@ -382,10 +382,10 @@ func (c *conversation) restart() {
 	c.add("RST of a challenge", rst)
 	c.add("SYN after a crash", syn)
 	c.next[b], c.next[a] = old.next[b]+500000, syn.end()
-	c.told[b] = c.next[a]
+	c.acked[b] = c.next[a]
 	c.add("SYN ACK after a crash", c.segment(b, tcpSYN|tcpACK, 0))
 	c.next[b]++
-	c.told[a] = c.next[b]
+	c.acked[a] = c.next[b]
 	c.add("ACK after a crash", c.segment(a, tcpACK, 0))
 }
 
@@ -394,7 +394,7 @@ func (c *conversation) end() {
 	s := c.IntN(2)
 	switch c.IntN(5) {
 	case 0:
-		c.told[s] = c.next[1-s]
+		c.acked[s] = c.next[1-s]
 		c.add("RST", c.segment(s, []uint8{tcpRST, tcpRST | tcpACK}[c.IntN(2)], 0))
 		return
 	case 1:
@@ -403,7 +403,7 @@ func (c *conversation) end() {
 	for _, side := range []int{s, 1 - s} {
 		c.streamAttack()
 		if !c.fin[side] {
-			c.told[side] = c.next[1-side]
+			c.acked[side] = c.next[1-side]
 			p := c.segment(side, tcpFIN|tcpACK, 0)
 			c.add("FIN", p)
 			c.next[side], c.fin[side] = p.end(), true
@@ -411,7 +411,7 @@ func (c *conversation) end() {
 				c.add("FIN again", p)
 			}
 		}
-		c.told[1-side] = c.next[side]
+		c.acked[1-side] = c.next[side]
 		c.add("ACK of FIN", c.segment(1-side, tcpACK, 0))
 	}
 	if c.IntN(4) == 0 {
@@ -419,15 +419,15 @@ func (c *conversation) end() {
 	}
 }
 
-// far moves a sequence number outside all windows.
-func (c *conversation) away(x uint32) uint32 { return x + 1<<28 + c.Uint32N(1<<32-1<<29) }
+// outOfWindow moves a sequence number outside all windows.
+func (c *conversation) outOfWindow(x uint32) uint32 { return x + 1<<28 + c.Uint32N(1<<32-1<<29) }
 
 // blind returns a segment of the attacker, who spoofs the other side and knows addresses and ports only.
 func (c *conversation) blind(flags uint8, length int) Packet {
 	p := c.segment(1, flags, length)
-	p.Seq = c.away(c.next[1])
+	p.Seq = c.outOfWindow(c.next[1])
 	if flags&tcpACK != 0 {
-		p.Ack = c.away(c.next[0])
+		p.Ack = c.outOfWindow(c.next[0])
 	}
 	return p
 }
@@ -477,7 +477,7 @@ func (c *conversation) streamAttack() {
 		c.attack("SYN ACK", c.blind(tcpSYN|tcpACK, 0))
 	case 9:
 		p := c.segment(0, tcpACK, 20)
-		p.Seq = c.away(c.next[0])
+		p.Seq = c.outOfWindow(c.next[0])
 		c.attack("ICMP error of a wrong number", c.errorAbout(p))
 	case 10:
 		if c.first == 0 {

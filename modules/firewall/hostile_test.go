@@ -244,7 +244,7 @@ type hostile struct {
 	honest bool
 }
 
-// hostiles returns frames of every kind, from one host to another. gateway is a third party on the link.
+// hostiles generates frames of every kind, from one host to another. gateway is a third party on the link.
 type hostiles struct {
 	src, dst, gateway    net.HardwareAddr
 	src4, dst4, gateway4 netip.Addr
@@ -512,7 +512,7 @@ func (h *hostiles) service() {
 	}
 }
 
-// reference returns the best known rules for an nftables bridge: those of libvirt's clean-traffic and OpenStack's port
+// reference has the best known rules for an nftables bridge: those of libvirt's clean-traffic and OpenStack's port
 // security, and the control protocols that hosts need.
 const reference = `table bridge kerbtest {
 	chain forward {

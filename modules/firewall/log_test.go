@@ -50,8 +50,8 @@ func (k *kernel) reported() (out []logEvent) {
 	}
 }
 
-// tellReports returns the reports as text.
-func (k *kernel) tellReports() (out []string) {
+// reportTexts returns the reports as text.
+func (k *kernel) reportTexts() (out []string) {
 	k.t.Helper()
 	g := k.open(k.live(1))
 	for _, e := range k.reported() {
@@ -74,7 +74,7 @@ func (k *kernel) tellReports() (out []string) {
 
 func (k *kernel) wantReports(want ...string) {
 	k.t.Helper()
-	if got := k.tellReports(); strings.Join(got, "\n") != strings.Join(want, "\n") {
+	if got := k.reportTexts(); strings.Join(got, "\n") != strings.Join(want, "\n") {
 		k.t.Errorf("reported:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

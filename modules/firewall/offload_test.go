@@ -41,7 +41,7 @@ func (w *wire) sendOffload(fd int, frame []byte, start, offset int) [][]byte {
 	})
 }
 
-// offloadSocket is a packet socket whose frames have a struct virtio_net_hdr.
+// offloadSocket returns a packet socket whose frames have a struct virtio_net_hdr.
 func offloadSocket(t *testing.T, h *netlab.Host) int {
 	t.Helper()
 	fd := packetSocket(t, h)

@@ -33,7 +33,7 @@ func (g *generator) addSets(rule map[string]any) {
 	}
 }
 
-// randomSets returns sets in the kernel, and the same in Go.
+// randomSets has sets in the kernel, and the same in Go.
 type randomSets struct {
 	g        *generator
 	sets     *dataplane.Sets
@@ -284,9 +284,9 @@ func TestFullBucketOfSet(t *testing.T) {
 		t.Helper()
 		for _, p := range all {
 			pass := k.pass(frame{Packet: udp(p.Addr().String(), 5353, svc4, 7)}.bytes(), true)
-			told, err := k.maps.SetContains(setOfAddresses.id(), p.Addr())
-			if pass == in[p] || told != in[p] || err != nil {
-				t.Errorf("%s: %s is in the set: %t; passes %t, found %t, %v", when, p, in[p], pass, told, err)
+			contains, err := k.maps.SetContains(setOfAddresses.id(), p.Addr())
+			if pass == in[p] || contains != in[p] || err != nil {
+				t.Errorf("%s: %s is in the set: %t; passes %t, found %t, %v", when, p, in[p], pass, contains, err)
 			}
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// here is the attachment of test runs.
+// here returns the attachment of test runs.
 func (l *loaded) here() sdk.Attachment {
 	l.t.Helper()
 	used, err := l.running().usages()

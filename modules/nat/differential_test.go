@@ -18,7 +18,7 @@ type end struct {
 	port        uint16
 }
 
-// nat is the model: a table of ports and their owners. Nothing expires during a test.
+// model is the module as a table of ports and their owners. Nothing expires during a test.
 type model struct {
 	ports  map[end]uint16
 	owners map[uint16]end

@@ -15,7 +15,7 @@ import (
 // No address serves instances of another service after any number of restarts of the control plane: services without
 // instances do not keep their previous run of slots, which another service may use.
 func TestRunsAfterRestarts(t *testing.T) {
-	p, rng := newPlant(t, ""), rand.New(rand.NewPCG(1, 2))
+	p, rng := newTestControl(t, ""), rand.New(rand.NewPCG(1, 2))
 	services, want := map[int]sdk.VirtualService{}, map[int][]string{}
 	for step := range 400 {
 		p.now = p.now.Add(restFor)

@@ -34,7 +34,7 @@ func newSticky(t *testing.T, n int, ports ...uint16) *sticky {
 
 func newStickyWith(t *testing.T, data *kernel, config string, n int, ports ...uint16) *sticky {
 	t.Helper()
-	s := &sticky{&chooser{plant: newPlantOn(t, config, data.maps), data: data, port: 1024},
+	s := &sticky{&chooser{testControl: newTestControlOn(t, config, data.maps), data: data, port: 1024},
 		webService(n, v1alpha1.PolicyRoundRobin)}
 	for i := range s.vs.Spec.Addresses {
 		s.vs.Spec.Addresses[i].AffinityTimeout = stickyTimeout

@@ -53,7 +53,8 @@ func TestMaglevShares(t *testing.T) {
 	}
 }
 
-// disruption is the fraction of slots that changed although neither the old nor the new owner was added or removed.
+// disruption returns the fraction of slots that changed although neither the old nor the new owner was added or
+// removed.
 func disruption(a, b []uint32, moved uint32) float64 {
 	n := 0
 	for i := range a {

@@ -14,7 +14,7 @@ import (
 
 // chooser is a data plane with the tables of the control plane.
 type chooser struct {
-	*plant
+	*testControl
 	data *kernel
 	port uint16
 }
@@ -22,7 +22,7 @@ type chooser struct {
 func newChooser(t *testing.T, n int, policy v1alpha1.Policy) (*chooser, func(edit func([]v1alpha1.VirtualInstance))) {
 	t.Helper()
 	data := loadProxy(t, nil)
-	c := &chooser{plant: newPlantOn(t, "", data.maps), data: data, port: 1024}
+	c := &chooser{testControl: newTestControlOn(t, "", data.maps), data: data, port: 1024}
 	vs := webService(n, policy)
 	put := func(edit func([]v1alpha1.VirtualInstance)) {
 		t.Helper()
@@ -184,7 +184,7 @@ func TestClosestIsChosen(t *testing.T) {
 func TestUnknownAppearsAndExpires(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`
-	p := newPlantOn(t, config, data.maps)
+	p := newTestControlOn(t, config, data.maps)
 	data.change(p.config)
 	asked := make(chan netip.Addr, 1)
 	p.w.live.Resolve = func(a netip.Addr) { asked <- a }
@@ -220,7 +220,7 @@ func TestUnknownAppearsAndExpires(t *testing.T) {
 	p.data(data, tcp("10.18.9.9", 1000, "10.30.9.9", 80, tcpSYN).bytes(), tcRedirect) // an ICMP error, back to the sender
 }
 
-func (p *plant) data(k *kernel, frame []byte, action int32) {
+func (p *testControl) data(k *kernel, frame []byte, action int32) {
 	p.t.Helper()
 	if got := k.out(frame); got.action != action {
 		p.t.Errorf("action %d, want %d", got.action, action)

@@ -98,7 +98,7 @@ func TestFill(t *testing.T) {
 	}
 }
 
-func (p *plant) get(path string, into any) int {
+func (p *testControl) get(path string, into any) int {
 	p.t.Helper()
 	w := httptest.NewRecorder()
 	p.w.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
@@ -109,7 +109,7 @@ func (p *plant) get(path string, into any) int {
 }
 
 func TestRoutes(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.changed(localInstance("w0", 7, "10.18.0.1/24"), true)
 	vs := webService(2, v1alpha1.PolicyClosest)
 	vs.Spec.Addresses = append(vs.Spec.Addresses, v1alpha1.VirtualAddress{Address: "10.30.1.1", Instance: "web-1"})
@@ -173,7 +173,7 @@ func TestRoutes(t *testing.T) {
 }
 
 func TestMeasure(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.put(webService(2, v1alpha1.PolicyRoundRobin))
 	p.arrive("10.30.0.99", "x")
 	p.sweep()
@@ -204,7 +204,7 @@ func TestMeasure(t *testing.T) {
 
 // Measurements move an address of policy closest to another instance.
 func TestClosestFollowsMeasurements(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.put(webService(2, v1alpha1.PolicyClosest))
 	p.same("not measured", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 	for name, rtt := range map[string]time.Duration{"web-0": 900 * time.Microsecond, "web-1": 300 * time.Microsecond} {

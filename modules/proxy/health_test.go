@@ -12,25 +12,25 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// clinic is a data plane and its control plane, with a virtual service with a port.
-type clinic struct {
+// healthFixture is a data plane and its control plane, with a virtual service with a port.
+type healthFixture struct {
 	*chooser
 	vs sdk.VirtualService
 }
 
-func newClinic(t *testing.T, n int, config string) *clinic {
+func newHealthFixture(t *testing.T, n int, config string) *healthFixture {
 	t.Helper()
 	data := loadConfigured(t, config)
-	c := &clinic{chooser: &chooser{plant: newPlantOn(t, config, data.maps), data: data, port: 1024},
+	c := &healthFixture{chooser: &chooser{testControl: newTestControlOn(t, config, data.maps), data: data, port: 1024},
 		vs: webService(n, v1alpha1.PolicyRoundRobin)}
 	c.vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80}}
-	c.plant.put(c.vs)
+	c.testControl.put(c.vs)
 	return c
 }
 
 // connect opens connections. Healthy instances answer; unhealthy ones refuse them, or do not answer the SYN and its
 // retransmission.
-func (c *clinic) connect(n int, sick map[string]string) {
+func (c *healthFixture) connect(n int, sick map[string]string) {
 	c.t.Helper()
 	for range n {
 		c.port++
@@ -51,7 +51,7 @@ func (c *clinic) connect(n int, sick map[string]string) {
 	}
 }
 
-func (c *clinic) session(port uint16) (flow, session) {
+func (c *healthFixture) session(port uint16) (flow, session) {
 	c.t.Helper()
 	for k, s := range c.data.table() {
 		if s.Flags&sessionReverse == 0 && k.SPort == portOf(port) {
@@ -62,7 +62,7 @@ func (c *clinic) session(port uint16) (flow, session) {
 	return flow{}, session{}
 }
 
-func (c *clinic) look(after time.Duration) {
+func (c *healthFixture) look(after time.Duration) {
 	c.t.Helper()
 	c.now = c.now.Add(after)
 	if err := c.w.ejectFailing(c.now); err != nil {
@@ -70,9 +70,11 @@ func (c *clinic) look(after time.Duration) {
 	}
 }
 
-func (c *clinic) takesPart(name string) bool { return slices.Contains(c.served("10.30.0.1"), name) }
+func (c *healthFixture) takesPart(name string) bool {
+	return slices.Contains(c.served("10.30.0.1"), name)
+}
 
-func (c *clinic) condition(kind string) sdk.Condition {
+func (c *healthFixture) condition(kind string) sdk.Condition {
 	c.t.Helper()
 	all, err := c.w.Conditions()
 	if err != nil {
@@ -92,7 +94,7 @@ func (c *clinic) condition(kind string) sdk.Condition {
 func TestFailingInstanceIsEjected(t *testing.T) {
 	for _, how := range []string{"refuses", "silent"} {
 		t.Run(how, func(t *testing.T) {
-			c := newClinic(t, 3, "")
+			c := newHealthFixture(t, 3, "")
 			sick := map[string]string{"web-1": how}
 			c.look(time.Second)
 			c.connect(12, sick) // four each
@@ -158,10 +160,10 @@ func TestMostInstancesStay(t *testing.T) {
 		{"any port", "", 4, 4, func(vs *sdk.VirtualService) { vs.Spec.Ports = nil }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newClinic(t, tc.instances, tc.config)
+			c := newHealthFixture(t, tc.instances, tc.config)
 			if tc.edit != nil {
 				tc.edit(&c.vs)
-				c.plant.put(c.vs)
+				c.testControl.put(c.vs)
 			}
 			c.connect(40, all)
 			c.look(time.Second)
@@ -170,7 +172,7 @@ func TestMostInstancesStay(t *testing.T) {
 			}
 		})
 	}
-	c := newClinic(t, 2, "")
+	c := newHealthFixture(t, 2, "")
 	c.connect(40, map[string]string{"web-1": "refuses"})
 	c.connect(4, nil)
 	c.look(time.Second)
@@ -182,7 +184,7 @@ func TestMostInstancesStay(t *testing.T) {
 // Live sessions over the quota of their interface are a condition, with the remedy.
 func TestCrowdedSessionsAreACondition(t *testing.T) {
 	w := newWorldOn(loadConfigured(t, `{"tables": {"sessions": 128}}`), true)
-	p := newPlantOn(t, `{"tables": {"sessions": 128}}`, w.maps)
+	p := newTestControlOn(t, `{"tables": {"sessions": 128}}`, w.maps)
 	p.changed(localInstance("client", testIfindex, "10.18.0.2/24"), true)
 	condition := func() sdk.Condition {
 		p.sweep()

@@ -209,7 +209,7 @@ func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
 	}
 }
 
-// askWindow is the window in which packets to unknown addresses are counted: px_share_of() of share.h.
+// askWindow returns the window in which packets to unknown addresses are counted: px_share_of() of share.h.
 func askWindow(t testing.TB) int64 {
 	t.Helper()
 	var now unix.Timespec

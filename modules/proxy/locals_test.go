@@ -17,8 +17,8 @@ func localInstance(name string, ifindex uint32, addresses ...string) sdk.Attachm
 		Addresses: addresses, Ingress: []string{"px"}}
 }
 
-// local is the data plane's location of an instance.
-func (p *plant) local(name string) (local, uint32) {
+// local returns the data plane's location of an instance.
+func (p *testControl) local(name string) (local, uint32) {
 	p.t.Helper()
 	_, e := p.entry(name)
 	index := e.Place[e.Generation&1].Local
@@ -29,14 +29,14 @@ func (p *plant) local(name string) (local, uint32) {
 	return l, index
 }
 
-func (p *plant) changed(i sdk.Attachment, there bool) {
+func (p *testControl) changed(i sdk.Attachment, there bool) {
 	p.t.Helper()
 	if err := p.w.instanceChanged(i, there, p.now); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *plant) interfaces() map[uint32]uint32 {
+func (p *testControl) interfaces() map[uint32]uint32 {
 	p.t.Helper()
 	out := map[uint32]uint32{}
 	if err := each(p.live.Maps[mapInterfaces], mapInterfaces, func(k, v []uint32) {
@@ -50,7 +50,7 @@ func (p *plant) interfaces() map[uint32]uint32 {
 }
 
 // homes returns the addresses that the data plane has for this node.
-func (p *plant) homes() map[netip.Addr]uint32 {
+func (p *testControl) homes() map[netip.Addr]uint32 {
 	p.t.Helper()
 	out := map[netip.Addr]uint32{}
 	if err := each(p.live.Maps[mapHomes], mapHomes, func(addrs []address, ifindices []uint32) {
@@ -65,7 +65,7 @@ func (p *plant) homes() map[netip.Addr]uint32 {
 
 // Addresses of services follow their changes, also after a restart.
 func TestHomes(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24", "fd00::1/64"), localInstance("b", 8, "10.18.0.2/24")
 	p.changed(a, true)
 	p.changed(b, true)
@@ -96,7 +96,7 @@ func TestHomes(t *testing.T) {
 
 // Instances are located on this node by either address, in any order.
 func TestLocals(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.changed(localInstance("a", 7, "10.18.0.1/24"), true)
 	p.put(webService(3, v1alpha1.PolicyRoundRobin))
 	p.changed(localInstance("b", 8, "192.0.2.9/24", "fd00::2/64"), true)
@@ -138,7 +138,7 @@ func TestLocals(t *testing.T) {
 // one. If none does, packets are routed normally.
 func TestStolenAddress(t *testing.T) {
 	for ifindex, first := range map[uint32]bool{6: true, 8: false} {
-		p := newPlant(t, "")
+		p := newTestControl(t, "")
 		thief := localInstance("thief", ifindex, "10.18.0.1/24", "10.18.0.2/24")
 		p.changed(localInstance("a", 7, "10.18.0.1/24"), first)
 		p.changed(thief, true)
@@ -166,7 +166,7 @@ func TestStolenAddress(t *testing.T) {
 
 // Interfaces of the node are clients, but packets to them pass to the stack.
 func TestNodeInterface(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	i := localInstance("", 7, "10.18.0.1/24")
 	p.changed(i, true)
 	p.put(webService(1, v1alpha1.PolicyRoundRobin))
@@ -182,7 +182,7 @@ func TestNodeInterface(t *testing.T) {
 // The index of an interface is kept while sessions refer to it, also during a restart, and while the interface is
 // missing for a short time.
 func TestLocalsKeepTheirPlaces(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24"), localInstance("b", 8, "10.18.0.2/24")
 	p.locals = []sdk.Attachment{a, b}
 	p.changed(a, true)

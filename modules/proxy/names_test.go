@@ -368,7 +368,7 @@ func TestNamedHairpin(t *testing.T) {
 }
 
 // names returns the names in the map, and the number of instances with a name by index.
-func (p *plant) names() (out map[string]string, byIndex int) {
+func (p *testControl) names() (out map[string]string, byIndex int) {
 	p.t.Helper()
 	out = map[string]string{}
 	err := each(p.live.Maps[mapNames], mapNames, func(keys []nameKey, values []name) {
@@ -398,7 +398,7 @@ const instanceConfig = `{"source": "instance"}`
 // The name of an instance is the virtual address that belongs to it alone, in the order of services' names, on its own
 // interface only. A previous name is for existing sessions, unless another instance gets it.
 func TestNamesInMaps(t *testing.T) {
-	p := newPlant(t, instanceConfig)
+	p := newTestControl(t, instanceConfig)
 	p.locals = []sdk.Attachment{localInstance("a", 7, "10.18.0.1/24", "fd00::1/64")}
 	p.changed(p.locals[0], true)
 	service := func(name string, at int, virtual ...string) sdk.VirtualService {
@@ -432,9 +432,9 @@ func TestNamesInMaps(t *testing.T) {
 	check("at first", "", true, 3)
 	p.restart(instanceConfig)
 	check("after a restart", "", true, 3)
-	p.tell(sdk.VirtualServiceUpdate{Reset: true, Put: []sdk.VirtualService{far}})
+	p.update(sdk.VirtualServiceUpdate{Reset: true, Put: []sdk.VirtualService{far}})
 	check("until all is received", "", true, 3)
-	p.tell(sdk.VirtualServiceUpdate{Complete: true, Put: []sdk.VirtualService{near}})
+	p.update(sdk.VirtualServiceUpdate{Complete: true, Put: []sdk.VirtualService{near}})
 	check("when all is received", "", true, 3)
 	p.restart(`{"source": "client"}`)
 	p.all(near, far)
@@ -474,7 +474,7 @@ func standsAlone(name string, at int, virtual string) sdk.VirtualService {
 // An instance without its own address does not get that of the index's previous owner, before or after a restart.
 func TestNameGoesWithIndex(t *testing.T) {
 	for _, restart := range []bool{false, true} {
-		p := newPlant(t, instanceConfig)
+		p := newTestControl(t, instanceConfig)
 		p.all(standsAlone("a", 1, "10.30.0.2"))
 		index := p.w.services["a"].targets[0].index
 		p.all()
@@ -501,7 +501,7 @@ func TestNameGoesWithIndex(t *testing.T) {
 
 // An instance without an address in one family has the name in it that it would have with one.
 func TestNameByIndexWithoutAddress(t *testing.T) {
-	p := newPlant(t, instanceConfig)
+	p := newTestControl(t, instanceConfig)
 	vs := standsAlone("a", 1, "fdff:2000::2")
 	p.all(vs)
 	named := func(want string) {
@@ -527,9 +527,9 @@ func TestNameByIndexWithoutAddress(t *testing.T) {
 // An instance that had no room gets its name together with its index.
 func TestNameOfTriedAgain(t *testing.T) {
 	const config = `{"source": "instance", "tables": {"instances": 1}}`
-	p := newPlant(t, config)
+	p := newTestControl(t, config)
 	p.all(standsAlone("a", 1, ""), standsAlone("b", 2, "10.30.0.2"))
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"a"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"a"}})
 	p.now = p.now.Add(2 * restFor)
 	p.sweep()
 	p.now = p.now.Add(2 * restFor)
@@ -556,7 +556,7 @@ func TestNamesFull(t *testing.T) {
 	}
 	t.Cleanup(func() { small.Close() })
 	maps[mapNames] = small
-	p := newPlantOn(t, instanceConfig, maps)
+	p := newTestControlOn(t, instanceConfig, maps)
 	a, b := standsAlone("a", 1, "10.30.0.1"), standsAlone("b", 2, "10.30.0.2")
 	p.all(a, b, standsAlone("c", 3, "10.30.0.3"))
 	if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "2 of at most 4") {

@@ -28,7 +28,7 @@ func otherService(name, address string, instances int) sdk.VirtualService {
 }
 
 // later frees resting slots, and retries updates that had no room.
-func (p *plant) later() {
+func (p *testControl) later() {
 	p.t.Helper()
 	p.now = p.now.Add(2 * restFor)
 	if err := p.w.again(p.now); err != nil {
@@ -36,12 +36,12 @@ func (p *plant) later() {
 	}
 }
 
-// An address for which a table has no room is not in the maps, so that what served it before still does. Those that are
-// there stay as they are, and it is added when there is room.
+// An address without room in a table is not in the maps, so that its previous service continues. Existing addresses
+// stay unchanged, and it is added when there is room.
 func TestNewAddressWithoutRoom(t *testing.T) {
 	for field, tables := range map[string]string{"slots": `"slots": 8`, "instances": `"instances": 8`} {
 		t.Run(field, func(t *testing.T) {
-			p := newPlant(t, `{"tables": {`+tables+`}}`)
+			p := newTestControl(t, `{"tables": {`+tables+`}}`)
 			first, late := otherService("first", "10.30.0.1", 8), otherService("late", "10.30.0.2", 2)
 			p.put(first)
 			before := p.dump()
@@ -70,7 +70,7 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 					t.Errorf("%s is in the maps", key)
 				}
 			}
-			p.tell(sdk.VirtualServiceUpdate{Remove: []string{"first"}})
+			p.update(sdk.VirtualServiceUpdate{Remove: []string{"first"}})
 			p.later()
 			p.sweep()
 			p.later()
@@ -78,7 +78,7 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 			if err := p.w.Health(); err != nil {
 				t.Error(err)
 			}
-			p.tell(sdk.VirtualServiceUpdate{Remove: []string{"late"}})
+			p.update(sdk.VirtualServiceUpdate{Remove: []string{"late"}})
 			p.now = p.now.Add(2 * restFor)
 			p.w.slots.wake(p.now)
 			if p.w.slots.used != 0 || p.w.slots.rested != 0 || len(p.w.addresses) != 0 {
@@ -90,12 +90,12 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 
 // An address without instances is not in the maps either, while new ones have no room. Its number is released once.
 func TestEmptyAddressWithoutRoom(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 8, "addresses": 2}}`)
+	p := newTestControl(t, `{"tables": {"slots": 8, "addresses": 2}}`)
 	late := otherService("late", "10.30.0.2", 0)
 	p.put(late, otherService("first", "10.30.0.1", 4))
 	p.same("without instances", p.served("10.30.0.2"), []string{})
 	p.put(late, otherService("third", "10.30.0.3", 2), late) // the third has no number
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"third"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"third"}})
 	p.same("the same again", p.served("10.30.0.2"), []string{})
 	p.put(otherService("late", "10.30.0.2", 5))
 	if got := p.served("10.30.0.2"); got != nil {
@@ -113,13 +113,13 @@ func TestEmptyAddressWithoutRoom(t *testing.T) {
 
 // An address that moves to a virtual service without room is not served by instances of the previous one.
 func TestMovedAddressWithoutRoom(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 8}}`)
+	p := newTestControl(t, `{"tables": {"slots": 8}}`)
 	p.put(otherService("first", "10.30.0.1", 4))
 	p.put(otherService("second", "10.30.0.1", 5))
 	if got := p.served("10.30.0.1"); got != nil {
 		t.Errorf("served by %v", got)
 	}
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"first"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"first"}})
 	p.later()
 	p.same("with room", p.served("10.30.0.1"), []string{"second-0", "second-1", "second-2", "second-3", "second-4"})
 }
@@ -127,7 +127,7 @@ func TestMovedAddressWithoutRoom(t *testing.T) {
 // An address that moves while all slots are in use is served as soon as its previous slots have rested, not at the next
 // sweep, and not retried before.
 func TestMovedAddressGetsItsSlots(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 8}}`)
+	p := newTestControl(t, `{"tables": {"slots": 8}}`)
 	p.put(otherService("first", "10.30.0.1", 5))
 	p.put(otherService("second", "10.30.0.1", 5))
 	reuseFreedSlots := func() {
@@ -153,7 +153,7 @@ func TestFailedWriteIsTriedAgain(t *testing.T) {
 	for name, retry := range map[string]func(*running, time.Time) error{"slots": (*running).reuseFreedSlots,
 		"sweep": (*running).again} {
 		t.Run(name, func(t *testing.T) {
-			p := newPlant(t, `{"tables": {"slots": 8}}`)
+			p := newTestControl(t, `{"tables": {"slots": 8}}`)
 			p.put(otherService("first", "10.30.0.1", 5))
 			p.put(otherService("second", "10.30.0.1", 5))
 			p.now = p.now.Add(restFor)
@@ -179,7 +179,7 @@ func TestFailedWriteIsTriedAgain(t *testing.T) {
 // A port that not all instances serve is refused if its run has no room, since the run of the address contains other
 // instances.
 func TestPortWithoutSlots(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 8}}`)
+	p := newTestControl(t, `{"tables": {"slots": 8}}`)
 	vs := otherService("web", "10.30.0.1", 5)
 	vs.Spec.Ports = append(vs.Spec.Ports, v1alpha1.VirtualPort{Port: 81})
 	p.put(excluding(vs, 0, v1alpha1.ExcludedPort{Port: 81}))
@@ -198,7 +198,7 @@ func TestPortWithoutSlots(t *testing.T) {
 
 // Tables of addresses with affinity are small, and frequent changes of one service do not resize tables of others.
 func TestMaglevSharesOfServices(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 16384}}`)
+	p := newTestControl(t, `{"tables": {"slots": 16384}}`)
 	hashed := otherService("hashed", "10.30.0.1", 10)
 	hashed.Spec.Addresses[0].Policy = v1alpha1.PolicyConsistentHash
 	sticky := otherService("sticky", "10.30.0.2", 10)
@@ -238,7 +238,7 @@ func TestSlotsOfServices(t *testing.T) {
 			t.Fatalf("%d instances: %d, want %d", n, got, want)
 		}
 	}
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	r := rand.New(rand.NewPCG(7, 8))
 	for i := range 200 {
 		vs := webService(r.IntN(1+r.IntN(60)), []v1alpha1.Policy{v1alpha1.PolicySourceAffinity, ""}[i%2])

@@ -23,8 +23,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// plant is a control plane with maps without traffic; the test acts as the agent.
-type plant struct {
+// testControl is a control plane with maps without traffic; the test acts as the agent.
+type testControl struct {
 	t      testing.TB
 	config *config
 	live   sdk.Live
@@ -36,14 +36,14 @@ type plant struct {
 	sent   []*heldPacket
 }
 
-func newPlant(t testing.TB, config string) *plant {
+func newTestControl(t testing.TB, config string) *testControl {
 	t.Helper()
-	return newPlantOn(t, config, newMaps(t, compileConfig(t, config)))
+	return newTestControlOn(t, config, newMaps(t, compileConfig(t, config)))
 }
 
-func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
+func newTestControlOn(t testing.TB, config string, maps sdk.Maps) *testControl {
 	t.Helper()
-	p := &plant{t: t, now: time.Now()}
+	p := &testControl{t: t, now: time.Now()}
 	p.live = sdk.Live{Module: "px", Maps: maps,
 		Attachments: func() []sdk.Attachment { return p.locals },
 		Resolve:     func(a netip.Addr) { p.wanted = append(p.wanted, a) },
@@ -96,13 +96,13 @@ func newMaps(t testing.TB, p *config) sdk.Maps {
 }
 
 // restart starts a new control plane on the maps.
-func (p *plant) restart(config string) {
+func (p *testControl) restart(config string) {
 	p.t.Helper()
 	p.config = compileConfig(p.t, config)
 	p.w = sdktest.Open[*running](p.t, p.config, p.live)
 }
 
-func (p *plant) tell(u sdk.VirtualServiceUpdate) {
+func (p *testControl) update(u sdk.VirtualServiceUpdate) {
 	p.t.Helper()
 	free, err := p.w.update(&u, p.now)
 	if err != nil {
@@ -111,15 +111,15 @@ func (p *plant) tell(u sdk.VirtualServiceUpdate) {
 	p.w.inject(free)
 }
 
-func (p *plant) put(all ...sdk.VirtualService) {
+func (p *testControl) put(all ...sdk.VirtualService) {
 	p.t.Helper()
-	p.tell(sdk.VirtualServiceUpdate{Put: all})
+	p.update(sdk.VirtualServiceUpdate{Put: all})
 }
 
 // all sends all services.
-func (p *plant) all(all ...sdk.VirtualService) {
+func (p *testControl) all(all ...sdk.VirtualService) {
 	p.t.Helper()
-	p.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true, Put: all})
+	p.update(sdk.VirtualServiceUpdate{Reset: true, Complete: true, Put: all})
 }
 
 // webService returns a service with addresses with policies, in both families, and n instances.
@@ -142,7 +142,7 @@ func webInstance(name, at int) v1alpha1.VirtualInstance {
 }
 
 // served returns the names of instances for an address, in the order of the slots.
-func (p *plant) served(addr string) []string {
+func (p *testControl) served(addr string) []string {
 	p.t.Helper()
 	var v vip
 	if err := p.live.Maps[mapVIPs].Lookup(addressOf(netip.MustParseAddr(addr)), &v); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -161,7 +161,7 @@ func (p *plant) served(addr string) []string {
 	return out
 }
 
-func (p *plant) nameOf(index uint32) string {
+func (p *testControl) nameOf(index uint32) string {
 	p.t.Helper()
 	var owner uint64
 	if err := p.live.Maps[mapOwners].Lookup(index, &owner); err != nil {
@@ -175,7 +175,7 @@ func (p *plant) nameOf(index uint32) string {
 	return fmt.Sprintf("#%d", index)
 }
 
-func (p *plant) entry(name string) (uint32, instance) {
+func (p *testControl) entry(name string) (uint32, instance) {
 	p.t.Helper()
 	t := p.w.targets[identityOf("web", name)]
 	if t == nil {
@@ -188,7 +188,7 @@ func (p *plant) entry(name string) (uint32, instance) {
 	return t.index, e
 }
 
-func (p *plant) same(what string, got, want any) {
+func (p *testControl) same(what string, got, want any) {
 	p.t.Helper()
 	if diff := gocmp.Diff(want, got); diff != "" {
 		p.t.Errorf("%s:\n%s", what, diff)
@@ -196,7 +196,7 @@ func (p *plant) same(what string, got, want any) {
 }
 
 func TestPoliciesInMaps(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(3, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyWeighted, v1alpha1.PolicyLeastConnections,
 		v1alpha1.PolicySourceAffinity,
 		v1alpha1.PolicyConsistentHash, v1alpha1.PolicyClosest)
@@ -227,7 +227,7 @@ func TestPoliciesInMaps(t *testing.T) {
 
 // Each family is served by the instances with an address in it.
 func TestFamilies(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Instances[0].Addresses = vs.Spec.Instances[0].Addresses[:1]
 	p.put(vs)
@@ -236,7 +236,7 @@ func TestFamilies(t *testing.T) {
 }
 
 func TestPortsInMaps(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	read := func() map[string]int {
 		t.Helper()
 		out := map[string]int{}
@@ -267,7 +267,7 @@ func TestPortsInMaps(t *testing.T) {
 
 // A redeployed instance keeps its index, gets its new address under a new map set, and is measured from scratch.
 func TestRedeployed(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	p.put(vs)
 	index, before := p.entry("web-0")
@@ -292,7 +292,7 @@ func TestRedeployed(t *testing.T) {
 }
 
 func TestDrainingAndRemoval(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(3, v1alpha1.PolicyRoundRobin)
 	p.put(vs)
 	vs.Spec.Instances[1].Draining = true
@@ -344,14 +344,14 @@ func TestDrainingAndRemoval(t *testing.T) {
 	}
 }
 
-func (p *plant) session(k flow, s session) {
+func (p *testControl) session(k flow, s session) {
 	p.t.Helper()
 	if err := p.live.Maps[mapSessions].Put(k, s); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *plant) sweep() {
+func (p *testControl) sweep() {
 	p.t.Helper()
 	if err := p.w.sweep(p.now); err != nil {
 		p.t.Fatal(err)
@@ -360,7 +360,7 @@ func (p *plant) sweep() {
 
 // After a restart all instances keep their indexes; resent ones do not change, and missing ones are removed.
 func TestRestart(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.locals = []sdk.Attachment{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07",
 		Addresses: []string{"10.18.0.1/24"}, Ingress: []string{"px"}}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
@@ -376,9 +376,9 @@ func TestRestart(t *testing.T) {
 	before := p.dump()
 	p.restart("")
 	p.same("adopted", p.dump(), before)
-	p.tell(sdk.VirtualServiceUpdate{Reset: true, Put: []sdk.VirtualService{vs}})
+	p.update(sdk.VirtualServiceUpdate{Reset: true, Put: []sdk.VirtualService{vs}})
 	p.same("sent the first part", p.dump(), before)
-	p.tell(sdk.VirtualServiceUpdate{Complete: true, Put: []sdk.VirtualService{db}})
+	p.update(sdk.VirtualServiceUpdate{Complete: true, Put: []sdk.VirtualService{db}})
 	p.same("sent all", p.dump(), before)
 
 	p.restart("")
@@ -397,7 +397,7 @@ func TestRestart(t *testing.T) {
 }
 
 // dump returns the contents of the maps.
-func (p *plant) dump() map[string]any {
+func (p *testControl) dump() map[string]any {
 	p.t.Helper()
 	out := map[string]any{}
 	read := func(err error) {
@@ -432,7 +432,7 @@ func (p *plant) dump() map[string]any {
 	return out
 }
 
-func dumpArray[V comparable](p *plant, name string, out map[string]any) {
+func dumpArray[V comparable](p *testControl, name string, out map[string]any) {
 	p.t.Helper()
 	all, err := readArray[V](p.live.Maps[name], name)
 	if err != nil {
@@ -448,7 +448,7 @@ func dumpArray[V comparable](p *plant, name string, out map[string]any) {
 
 // Slots and ids are reused: a thousand changes leak none.
 func TestChangesLeaveNothing(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 16384, "instances": 64, "addresses": 32, "ports": 64}}`)
+	p := newTestControl(t, `{"tables": {"slots": 16384, "instances": 64, "addresses": 32, "ports": 64}}`)
 	base := webService(3, v1alpha1.PolicyConsistentHash, v1alpha1.PolicyWeighted)
 	for i := range 1000 {
 		vs := base
@@ -471,7 +471,7 @@ func TestChangesLeaveNothing(t *testing.T) {
 			p.sweep()
 		}
 	}
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	p.now = p.now.Add(time.Minute)
 	p.sweep()
 	p.w.slots.wake(p.now)
@@ -487,7 +487,7 @@ func TestChangesLeaveNothing(t *testing.T) {
 
 // Services that do not fit are reported, the others work, and they are added when there is room.
 func TestFullTables(t *testing.T) {
-	p := newPlant(t, `{"tables": {"instances": 2, "slots": 64}}`)
+	p := newTestControl(t, `{"tables": {"instances": 2, "slots": 64}}`)
 	other := sdk.VirtualService{Name: "other",
 		Spec: v1alpha1.VirtualServiceSpec{
 			Instances: []v1alpha1.VirtualInstance{{Name: "o", Addresses: []string{"10.18.9.9"}}}}}
@@ -497,7 +497,7 @@ func TestFullTables(t *testing.T) {
 		t.Errorf("health: %v", err)
 	}
 	p.same("the rest", p.served("10.30.0.1"), []string{"web-0"})
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"other"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"other"}})
 	p.now = p.now.Add(time.Minute)
 	p.sweep()
 	p.now = p.now.Add(time.Minute)
@@ -517,12 +517,12 @@ func TestFullTables(t *testing.T) {
 
 // An address that moves to another virtual service is served in either order of the updates.
 func TestAddressMoves(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	a := webService(1, v1alpha1.PolicyRoundRobin)
 	b := sdk.VirtualService{Name: "b", Spec: a.Spec}
 	b.Spec.Instances = []v1alpha1.VirtualInstance{{Name: "b-0", Addresses: []string{"10.18.7.7"}}}
 	p.put(a)
 	p.put(b)
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	p.same("moved", p.served("10.30.0.1"), []string{"b-0"})
 }

@@ -34,8 +34,8 @@ func bigServices(services, instances int) []sdk.VirtualService {
 	return out
 }
 
-// tellAll sends all services in chunks from JSON, as the agent does.
-func (p *plant) tellAll(all []sdk.VirtualService) time.Duration {
+// sendAll sends all services in chunks from JSON, as the agent does.
+func (p *testControl) sendAll(all []sdk.VirtualService) time.Duration {
 	p.t.Helper()
 	const chunk = 500
 	took := time.Duration(0)
@@ -50,7 +50,7 @@ func (p *plant) tellAll(all []sdk.VirtualService) time.Duration {
 		if err := json.Unmarshal(text, &u); err != nil {
 			p.t.Fatal(err)
 		}
-		p.tell(u)
+		p.update(u)
 		took += time.Since(begin)
 	}
 	return took
@@ -67,7 +67,7 @@ func heap() float64 {
 // them again after a restart, to change one, and for maintenance, and the memory in addition to the maps.
 func BenchmarkScale(b *testing.B) {
 	all := bigServices(10_000, 10)
-	p := newPlant(b, bigTables)
+	p := newTestControl(b, bigTables)
 	figures := map[string]float64{}
 	timed := func(name string, do func()) {
 		begin := time.Now()
@@ -75,13 +75,13 @@ func BenchmarkScale(b *testing.B) {
 		figures[name] = float64(time.Since(begin).Microseconds()) / 1000
 	}
 	before := heap()
-	figures["tell-ms"] = float64(p.tellAll(all).Milliseconds())
+	figures["tell-ms"] = float64(p.sendAll(all).Milliseconds())
 	if err := p.w.Health(); err != nil {
 		b.Fatal(err)
 	}
 	figures["heap-MiB"] = heap() - before
 	timed("adopt-ms", func() { p.restart(bigTables) })
-	figures["retell-ms"] = float64(p.tellAll(all).Milliseconds())
+	figures["retell-ms"] = float64(p.sendAll(all).Milliseconds())
 	timed("sweep-ms", p.sweep)
 	timed("attach-ms", func() { p.changed(localInstance("x", 7, "10.100.0.7/24"), true) })
 	n := 0
@@ -102,7 +102,7 @@ func BenchmarkPut(b *testing.B) {
 		v1alpha1.PolicyConsistentHash} {
 		for _, n := range []int{10, 100} {
 			b.Run(fmt.Sprintf("%s/%d", policy, n), func(b *testing.B) {
-				p := newPlant(b, bigTables)
+				p := newTestControl(b, bigTables)
 				vs := webService(n, policy)
 				at := 0
 				for b.Loop() {
@@ -121,8 +121,8 @@ func BenchmarkLookup(b *testing.B) {
 	for _, services := range []int{10, 10_000} {
 		b.Run(fmt.Sprintf("services=%d", services), func(b *testing.B) {
 			data := loadProxy(b, nil)
-			p := newPlantOn(b, bigTables, data.maps)
-			p.tellAll(bigServices(services, 10))
+			p := newTestControlOn(b, bigTables, data.maps)
+			p.sendAll(bigServices(services, 10))
 			// unassigned: looked up, dropped
 			measure(b, data.egress, tcp("10.18.9.9", 1000, "10.30.0.7", 80, tcpRST).bytes())
 		})

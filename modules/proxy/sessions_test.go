@@ -73,7 +73,7 @@ func TestForwardKey(t *testing.T) {
 
 // A session lives until both of its entries have expired, and is removed as a whole.
 func TestSweep(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	for _, i := range []sdk.Attachment{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
 		p.w.instanceChanged(i, true, p.now)
 	}
@@ -154,7 +154,7 @@ func TestSweep(t *testing.T) {
 
 // A sweep corrects the interfaces' counts of sessions, and decrements them for removed ones.
 func TestSweepCountsShares(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	p.w.instanceChanged(sdk.Attachment{Service: "server", Ifindex: 8}, true, p.now)
 	p.put(webService(1, v1alpha1.PolicyRoundRobin))
@@ -183,7 +183,7 @@ func TestSweepCountsShares(t *testing.T) {
 
 // longAfterBoot sweeps sessions with a clock two hours ahead, so that sessions can be old on a machine that has just
 // booted.
-func (p *plant) longAfterBoot() uint64 {
+func (p *testControl) longAfterBoot() uint64 {
 	now := sdk.Monotonic() + uint64(2*time.Hour)
 	p.w.sweeper.clock = func() uint64 { return now }
 	return now
@@ -225,7 +225,7 @@ func TestSessionsAreCarriedOver(t *testing.T) {
 
 // The session count of an instance is not corrected if it may have been correct at some time of the sweep.
 func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	p.put(webService(1, v1alpha1.PolicyLeastConnections))
 	index, _ := p.entry("web-0")
 	stats := &p.w.maps.stats[index]
@@ -246,7 +246,7 @@ func TestCorrectLeavesWhatMayBeRight(t *testing.T) {
 
 // Unused dynamic virtual services are released, periodically.
 func TestIdle(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(1, v1alpha1.PolicyRoundRobin)
 	vs.Dynamic = true
 	p.put(vs)
@@ -271,7 +271,7 @@ func TestIdle(t *testing.T) {
 // The agent may remove a released service before it reads that it is in use again. It is asked until it answers.
 func TestForgottenBeforeTheAnswer(t *testing.T) {
 	for _, other := range []bool{false, true} {
-		p := newPlant(t, "")
+		p := newTestControl(t, "")
 		vs := webService(1, v1alpha1.PolicyRoundRobin)
 		vs.Dynamic = true
 		p.put(vs)
@@ -286,7 +286,7 @@ func TestForgottenBeforeTheAnswer(t *testing.T) {
 		}
 		address := vs.Spec.Addresses[0].Address
 		p.same("in use again", fmt.Sprint(p.wanted), "["+address+"]")
-		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+		p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 		p.same("serves", p.served(address), []string{"web-0"})
 		stats.addSessions(-1)
 		p.wanted = nil
@@ -309,7 +309,7 @@ func TestForgottenBeforeTheAnswer(t *testing.T) {
 
 // A session that starts while the sweep reads the tables keeps its service.
 func TestNotIdleSinceTheSweep(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs, other := webService(1, v1alpha1.PolicyRoundRobin), standsAlone("other", 9, "")
 	vs.Dynamic = true
 	p.all(other, vs)
@@ -334,7 +334,7 @@ func TestNotIdleSinceTheSweep(t *testing.T) {
 // meanwhile.
 func TestForgottenInUse(t *testing.T) {
 	for _, known := range []bool{true, false} {
-		p := newPlant(t, "")
+		p := newTestControl(t, "")
 		vs := webService(1, v1alpha1.PolicyRoundRobin)
 		vs.Dynamic = true
 		p.put(vs)
@@ -344,25 +344,25 @@ func TestForgottenInUse(t *testing.T) {
 		address := netip.MustParseAddr(vs.Spec.Addresses[0].Address)
 		index := p.w.services["web"].targets[0].index
 		p.w.maps.stats[index].addSessions(1)
-		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+		p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 		p.same("asked again", fmt.Sprint(p.wanted), "["+address.String()+"]")
 		p.same("serves", p.served(address.String()), []string{"web-0"})
 		if known {
 			p.put(vs)
 			p.same("found again", p.served(address.String()), []string{"web-0"})
 		} else {
-			p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{address}})
+			p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{address}})
 			p.same("does not exist", len(p.w.services), 0)
 			continue
 		}
-		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}}) // by the cluster
+		p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}}) // by the cluster
 		p.same("removed", len(p.w.services), 0)
 	}
 }
 
 // BenchmarkSweep reads a full table of 65,536 sessions, of which few end.
 func BenchmarkSweep(b *testing.B) {
-	p := newPlant(b, "")
+	p := newTestControl(b, "")
 	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	fillSessions(p, 65536)
 	p.sweep()
@@ -372,7 +372,7 @@ func BenchmarkSweep(b *testing.B) {
 	}
 }
 
-func fillSessions(p *plant, n int) {
+func fillSessions(p *testControl, n int) {
 	now := sdk.Monotonic()
 	var keys []flow
 	var values []session

@@ -91,7 +91,7 @@ func TestExcludedPortsWithAffinity(t *testing.T) {
 }
 
 // splits returns the runs of ports: names of instances by address and port.
-func (p *plant) splits() map[string]string {
+func (p *testControl) splits() map[string]string {
 	p.t.Helper()
 	addresses := map[uint32]netip.Addr{}
 	for a, v := range p.w.addresses {
@@ -122,7 +122,7 @@ func (p *plant) splits() map[string]string {
 
 // The maps have runs for ports that some instance does not serve. A restart keeps them, and removes obsolete ones.
 func TestExcludedPortsInMaps(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(3, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Addresses[0].AffinityTimeout = "3h"
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80}, {Port: 53, Protocol: v1alpha1.ProtocolUDP}}
@@ -169,7 +169,7 @@ func TestExcludedPortsInMaps(t *testing.T) {
 		}
 	}
 	p.put(two)
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	check("the virtual service is removed", 0, map[string]string{})
 	p.now = p.now.Add(2 * restFor)
 	p.w.slots.wake(p.now)
@@ -188,7 +188,7 @@ func TestExcludedPortsInMaps(t *testing.T) {
 
 // A port without room for its run is refused, since the run of the address contains instances that do not serve it.
 func TestExcludedPortsWithoutRoom(t *testing.T) {
-	p := newPlant(t, `{"tables": {"addresses": 2}}`)
+	p := newTestControl(t, `{"tables": {"addresses": 2}}`)
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80}, {Port: 81}}
 	ports := func() (out []int) {
@@ -221,7 +221,7 @@ func TestExcludedPortsWithoutRoom(t *testing.T) {
 // source port. TCP connections continue, and so do sessions of draining instances.
 func TestSessionsOfExcludedPorts(t *testing.T) {
 	for drains, want := range map[bool]int{false: 2, true: 4} {
-		p := newPlant(t, "")
+		p := newTestControl(t, "")
 		for _, i := range []sdk.Attachment{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
 			p.changed(i, true)
 		}

@@ -56,7 +56,7 @@ func TestTargetPortOfInstance(t *testing.T) {
 }
 
 // targetPorts returns the entries of instances in the map, and whether the virtual address has the flag for them.
-func (p *plant) targetPorts() (map[string]int, bool) {
+func (p *testControl) targetPorts() (map[string]int, bool) {
 	p.t.Helper()
 	out := map[string]int{}
 	if err := each(p.live.Maps[mapPorts], mapPorts, func(keys []portKey, values []port) {
@@ -78,7 +78,7 @@ func (p *plant) targetPorts() (map[string]int, bool) {
 // The maps have the target ports of instances while there are some, also after a restart of the control plane, until
 // the index of a removed instance is free.
 func TestTargetPortsInMaps(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}, {Port: 53, Protocol: v1alpha1.ProtocolUDP}}
 	check := func(what string, flag bool, want map[string]int) {
@@ -121,7 +121,7 @@ func TestTargetPortsInMaps(t *testing.T) {
 
 // An instance without room for its target ports gets no connections, which would reach another port.
 func TestTargetPortsWithoutRoom(t *testing.T) {
-	p := newPlant(t, `{"tables": {"ports": 1}}`)
+	p := newTestControl(t, `{"tables": {"ports": 1}}`)
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Addresses = vs.Spec.Addresses[:1]
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
@@ -143,7 +143,7 @@ func TestTargetPortsWithoutRoom(t *testing.T) {
 // new one, even if the control plane exits at any write: the virtual address gets the flag for target ports before its
 // ports change.
 func TestTargetPortsBeforePorts(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
 	p.put(vs)

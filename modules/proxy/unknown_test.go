@@ -25,12 +25,12 @@ func event(to string, ifindex uint32, frame string) []byte {
 	return b.Bytes()
 }
 
-func (p *plant) arrive(to, frame string) {
+func (p *testControl) arrive(to, frame string) {
 	p.t.Helper()
 	p.arriveFrom(7, to, frame)
 }
 
-func (p *plant) arriveFrom(ifindex uint32, to, frame string) {
+func (p *testControl) arriveFrom(ifindex uint32, to, frame string) {
 	p.t.Helper()
 	packet, ok := parseUnknown(event(to, ifindex, frame))
 	if !ok {
@@ -39,7 +39,7 @@ func (p *plant) arriveFrom(ifindex uint32, to, frame string) {
 	p.w.inject(p.w.arrive(packet, p.now))
 }
 
-func (p *plant) frames() []string {
+func (p *testControl) frames() []string {
 	out := frames(p.sent)
 	p.sent = nil
 	return out
@@ -48,7 +48,7 @@ func (p *plant) frames() []string {
 // Packets for an address wait for one answer, and continue in order when the maps are ready.
 func TestUnknownIsAnswered(t *testing.T) {
 	for _, to := range []string{"10.30.0.1", "fdff:2000::1"} {
-		p := newPlant(t, "")
+		p := newTestControl(t, "")
 		p.arrive(to, "one")
 		p.arrive(to, "two")
 		p.arrive("10.30.0.99", "other")
@@ -63,7 +63,7 @@ func TestUnknownIsAnswered(t *testing.T) {
 	}
 }
 
-func (p *plant) negative(a string) bool {
+func (p *testControl) negative(a string) bool {
 	p.t.Helper()
 	var v vip
 	err := p.live.Maps[mapVIPs].Lookup(addressOf(netip.MustParseAddr(a)), &v)
@@ -72,10 +72,10 @@ func (p *plant) negative(a string) bool {
 
 // Unknown addresses are written to the data plane, which then answers the waiting packets, until the entry expires.
 func TestUnknownIsDenied(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	a := netip.MustParseAddr("10.30.0.1")
 	p.arrive(a.String(), "one")
-	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	if !p.negative(a.String()) {
 		t.Error("not written for the data plane")
 	}
@@ -87,21 +87,21 @@ func TestUnknownIsDenied(t *testing.T) {
 	}
 	p.arrive(a.String(), "two")
 	p.same("asked again", len(p.wanted), 2)
-	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	p.frames()
 	p.put(webService(1, v1alpha1.PolicyRoundRobin))
 	p.same("known at last", p.served(a.String()), []string{"web-0"})
-	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	p.same("a late no", p.served(a.String()), []string{"web-0"})
 	p.now = p.now.Add(time.Hour)
 	p.overdue()
 	p.same("and its end", p.served(a.String()), []string{"web-0"})
-	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+	p.update(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	p.arrive(a.String(), "three")
 	p.same("asked again after it was removed", len(p.wanted), 3)
 }
 
-func (p *plant) overdue() {
+func (p *testControl) overdue() {
 	p.t.Helper()
 	free, err := p.w.overdue(p.now)
 	if err != nil {
@@ -112,7 +112,7 @@ func (p *plant) overdue() {
 
 // A missing answer counts as negative.
 func TestUnknownIsOverdue(t *testing.T) {
-	p := newPlant(t, `{"unknown": {"holdTime": "2s", "holdPerAddress": 2}}`)
+	p := newTestControl(t, `{"unknown": {"holdTime": "2s", "holdPerAddress": 2}}`)
 	for _, frame := range []string{"one", "two", "three"} {
 		p.arrive("10.30.0.1", frame)
 	}
@@ -133,11 +133,11 @@ func TestUnknownIsOverdue(t *testing.T) {
 
 // A scan of a range fills neither memory nor the table of addresses.
 func TestUnknownScan(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	for i := range 3 * maxNegative {
 		a := netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)})
 		p.arrive(a.String(), "x")
-		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+		p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	}
 	n := 0
 	if err := each(p.live.Maps[mapVIPs], mapVIPs, func(k []address, _ []vip) { n += len(k) }); err != nil {
@@ -154,10 +154,10 @@ func TestUnknownScan(t *testing.T) {
 
 // A service that scans a range evicts its own denials only: those of other services are not requested again.
 func TestUnknownScanLeavesOthers(t *testing.T) {
-	p := newPlant(t, "")
+	p := newTestControl(t, "")
 	deny := func(ifindex uint32, a netip.Addr) {
 		p.arriveFrom(ifindex, a.String(), "x")
-		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+		p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	}
 	for i := range 10 {
 		deny(8, netip.AddrFrom4([4]byte{10, 30, 9, byte(i)}))
@@ -174,7 +174,7 @@ func TestUnknownScanLeavesOthers(t *testing.T) {
 
 // Unknown addresses have a separate limit: a full table of services denies them, and they take no room from services.
 func TestUnknownWithFullTable(t *testing.T) {
-	p := newPlant(t, `{"tables": {"addresses": 2}}`)
+	p := newTestControl(t, `{"tables": {"addresses": 2}}`)
 	service := func(i int) sdk.VirtualService {
 		vs := webService(1)
 		vs.Name, vs.Spec.Addresses = fmt.Sprintf("s%d", i), []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.1.%d", i)}}
@@ -183,11 +183,11 @@ func TestUnknownWithFullTable(t *testing.T) {
 	for i := range 5 {
 		a := netip.AddrFrom4([4]byte{10, 31, 0, byte(i)})
 		p.arrive(a.String(), "x")
-		p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+		p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	}
 	p.put(service(0), service(1))
 	p.arrive("10.31.1.1", "held")
-	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{netip.MustParseAddr("10.31.1.1")}})
+	p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{netip.MustParseAddr("10.31.1.1")}})
 	if !p.negative("10.31.1.1") || !p.negative("10.31.0.0") {
 		t.Error("denials are missing in the table")
 	}
@@ -202,10 +202,10 @@ func TestUnknownWithFullTable(t *testing.T) {
 
 // A denial that has expired leaves the table, even if the address was looked up again and evicted.
 func TestDenialsLeaveNothing(t *testing.T) {
-	p := newPlant(t, `{"unknown": {"negativeTTL": "1s", "holdPackets": 1}}`)
+	p := newTestControl(t, `{"unknown": {"negativeTTL": "1s", "holdPackets": 1}}`)
 	a := netip.MustParseAddr("10.31.0.1")
 	p.arrive(a.String(), "x")
-	p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
+	p.update(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{a}})
 	p.now = p.now.Add(1500 * time.Millisecond)
 	p.arrive(a.String(), "again")
 	p.arrive("10.31.0.2", "the room for one packet is taken")

@@ -25,7 +25,7 @@ import (
 
 const echoConfig = `{"listeners": [{"app": "echo", "port": 7000, "sourceRate": 0}]}`
 
-// get is a normal request over IPv4, get6 over IPv6.
+// get returns a normal request over IPv4, get6 over IPv6.
 func get() packet {
 	return packet{src: "192.0.2.50", dst: "192.0.2.1", sport: 40000, dport: 7000, payload: []byte("12345678")}
 }

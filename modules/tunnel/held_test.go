@@ -296,7 +296,7 @@ func TestSourceLeavesItsNodeRoom(t *testing.T) {
 	}
 }
 
-// window is the window of the data plane's limit (TUN_WINDOW_BITS).
+// window returns the window of the data plane's limit (TUN_WINDOW_BITS).
 func window(t *testing.T) int64 {
 	t.Helper()
 	var now unix.Timespec

@@ -45,7 +45,7 @@ var configs = map[string]string{"keyed": keyed, "unkeyed": unkeyed,
 	"old MAC":  `{"keys": [{"id": 3, "mac": 1, "key": "` + testKey + `"}, {"id": 4, "key": "ffeeddccbbaa99887766554433221100"}], "network": 7, ` + testNodes + `}`,
 	"oakestra": `{"mode": "oakestra", "nodes": [{"address": "192.0.2.2", "subnets": ["10.2.0.0/24", "fd02::/64"]}]}`}
 
-// inners are packets between a service of this node and those of two others.
+// inners returns packets between a service of this node and those of two others.
 func inners(local4, local6, remote4, remote6 string) map[string]packet {
 	later := ip(local4, remote4, 17, make([]byte, 100))
 	later[6], later[7] = 0, 20 // offset 160, which makes it a fragment without ports
