@@ -109,7 +109,7 @@ func (f figure) draw(r *Report, p *plot.Plot) error {
 	return nil
 }
 
-// addLines draws lines, with a logarithmic axis for loads that are far apart. The ticks are the loads themselves.
+// addLines draws lines, with a logarithmic axis for loads that are far apart. The ticks show the loads.
 func (f figure) addLines(p *plot.Plot) error {
 	logarithmic := f.spread() > 100
 	for i, config := range f.configs {
@@ -145,7 +145,7 @@ func (f figure) spread() float64 {
 	return last / first
 }
 
-// ticks are the loads themselves.
+// ticks returns the loads as ticks.
 func (f figure) ticks(logarithmic bool) plot.ConstantTicks {
 	var ticks plot.ConstantTicks
 	for _, load := range f.loads {

@@ -28,12 +28,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// The clients of other people against the module on a real path, native XDP and TC: libcoap's, and aiocoap
-// (out/aiocoap, which scripts/setup makes). Behind it libcoap's server has the same port, and values of its own.
+// Third-party clients with the module on a real path, native XDP and TC: libcoap's, and aiocoap (out/aiocoap, which
+// scripts/setup installs). libcoap's server has the same port behind the module, with different values.
 
 const labPrefix = "kcoap"
 
-// site is a node with an agent, a client, and a server that the module answers for.
+// site is a node with an agent, a client, and a server in front of which the module answers.
 type site struct {
 	t       *testing.T
 	client  *netlab.Host
@@ -41,8 +41,8 @@ type site struct {
 	dir     string
 	addrs   []netip.Addr // of the server
 	running *http.Client // of the agent's API
-	// padding is the value of an elective option that makes requests as long as their replies: behind a packet that a veth
-	// hands to XDP there is hardly room, and what does not fit passes to the server.
+	// padding is the value of an elective option that makes requests as long as their replies: packets that a veth passes
+	// to XDP have almost no tailroom, and requests whose reply does not fit pass to the server.
 	padding string
 }
 
@@ -59,7 +59,7 @@ func newSite(t *testing.T, hook string) *site {
 	}
 	dir, err := os.MkdirTemp("", labPrefix)
 	if err == nil {
-		err = os.Chmod(dir, 0o711) // control planes are other users
+		err = os.Chmod(dir, 0o711) // control planes run as other users
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -115,7 +115,7 @@ func (s *site) background(cmd *exec.Cmd) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // it may have exited
 		_ = cmd.Wait()
 		if s.t.Failed() {
 			s.t.Logf("%s: %s", cmd.Args[3], out.String())
@@ -123,7 +123,7 @@ func (s *site) background(cmd *exec.Cmd) {
 	})
 }
 
-// receiveXDP makes the client's end of the veth take what XDP sends back: only with a program of its own does it.
+// receiveXDP makes the client's end of the veth accept frames of XDP_TX, for which it needs an XDP program.
 func (s *site) receiveXDP() {
 	s.t.Helper()
 	err := s.client.Do(func() error {
@@ -159,7 +159,7 @@ func (s *site) start(lab *netlab.Lab) {
 	})
 }
 
-// apply gives the agent the service and the module, and waits until it works.
+// apply applies the service and the module, and waits until requests are answered.
 func (s *site) apply(serving *netlab.Namespace, hook string, at map[string]any) {
 	s.t.Helper()
 	resource := func(kind, name string, spec any) map[string]any {
@@ -208,7 +208,7 @@ func (s *site) try(method, route, body string) error {
 	return nil
 }
 
-// answered is how many requests the kernel has answered, challenges included.
+// answered returns the number of requests that the kernel has answered, including challenges.
 func (s *site) answered() (n uint64) {
 	s.t.Helper()
 	res, err := s.running.Get("http://kerb/v1/modules/things/listeners")
@@ -249,7 +249,7 @@ func hostOf(a netip.Addr) string {
 	return a.String()
 }
 
-// libcoap runs its client in the client's namespace; what it says of messages is part of the answer.
+// libcoap runs libcoap's client in the client's namespace; its log of messages is part of the result.
 func (s *site) libcoap(addr netip.Addr, path string, args ...string) string {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Minute)
@@ -285,7 +285,7 @@ func TestClients(t *testing.T) {
 			s.expect("host", "sensors/temp", true, content, "-O", "3,sensor.example")
 			s.expect("elective option", "sensors/temp", true, content, "-O", "2048,x")
 			if hook == "tc" {
-				// The client is challenged (4.01 with Echo), and repeats the request by itself.
+				// The client is challenged (4.01 with Echo), and repeats the request automatically.
 				s.expect("1024 bytes", "long", true, []string{strings.Repeat("0123456789abcdef", 64)}, "")
 			}
 			s.expect("accept another format", "sensors/temp", false, []string{"of the server"}, "-A", "0")
@@ -306,8 +306,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// expect sends a request of libcoap's client to both addresses, and checks what comes, and whether it comes from the
-// kernel.
+// expect sends a request of libcoap's client to both addresses, and checks the response, and whether the kernel
+// answered.
 func (s *site) expect(name, path string, kernel bool, says []string, args ...string) {
 	s.t.Helper()
 	if args[0] == "" {
@@ -327,8 +327,8 @@ func (s *site) expect(name, path string, kernel bool, says []string, args ...str
 	}
 }
 
-// aiocoap runs testdata/aiocoap_client.py, which checks each answer, and expects the kernel to have given so many as it
-// says.
+// aiocoap runs testdata/aiocoap_client.py, which checks each answer, and compares its number of answers with the
+// kernel's.
 func (s *site) aiocoap() {
 	s.t.Helper()
 	python := "../../../../out/aiocoap/bin/python"

@@ -58,7 +58,7 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// What Bytes writes Read reads, whatever the lengths.
+// Read parses the output of Bytes for all lengths.
 func TestMessages(t *testing.T) {
 	for _, n := range []int{0, 1, 12, 13, 14, 268, 269, 270, 1000} {
 		m := &Message{Type: NonConfirmable, Code: GET, ID: 7, Token: []byte{1}, Payload: []byte("x"),

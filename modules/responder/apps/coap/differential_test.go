@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is
-// how many (4,000 by default).
+// Data plane and model must give the same answers, byte by byte, to random and corrupted requests. KERB_MUTATIONS sets
+// the number (4,000 by default).
 func TestAgainstModel(t *testing.T) {
 	n, first := 4000, seed.Of(t)
 	if v, err := strconv.Atoi(os.Getenv("KERB_MUTATIONS")); err == nil {
@@ -34,7 +34,7 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// fuzzPaths are of all lengths that are encoded in different ways.
+// fuzzPaths have all lengths with different encodings.
 var fuzzPaths = [][]string{nil, {"", ""}, {"a"}, {"a", ""}, {"sensors", "temp"}, {strings.Repeat("x", 12)},
 	{strings.Repeat("x", 13)},
 	{"a", strings.Repeat("b", 20), "c"}, {strings.Repeat("z", 62)}, {"a/b", "c"},
@@ -76,8 +76,8 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 	}
 }
 
-// check sends a request. As time goes by, the model is asked at the earliest time that the data plane may have seen; if
-// it would have answered otherwise, at later ones, until now.
+// check sends a request. It queries the model at the earliest time that the data plane may have seen, and if the
+// answers differ, at later times until now.
 func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []byte) Verdict {
 	t.Helper()
 	at := coarseClock(t)
@@ -97,7 +97,7 @@ func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []
 	return verdict
 }
 
-// coarseClock is that of bpf_ktime_get_coarse_ns, which is behind by a tick, and by more where ticks are late.
+// coarseClock returns the clock of bpf_ktime_get_coarse_ns, which lags by a tick, or more if ticks are late.
 func coarseClock(t *testing.T) time.Duration {
 	t.Helper()
 	var now unix.Timespec
@@ -107,7 +107,7 @@ func coarseClock(t *testing.T) time.Duration {
 	return time.Duration(now.Nano())
 }
 
-// clone is a model whose decisions change nothing here.
+// clone returns a copy of the model, whose decisions do not change the original.
 func (m *Model) clone() *Model {
 	c := *m
 	c.Duplicates = false
@@ -116,7 +116,7 @@ func (m *Model) clone() *Model {
 
 func (v Verdict) String() string { return [...]string{"pass", "reply", "ignore"}[v] }
 
-// setRandom changes or takes away a random value.
+// setRandom changes or removes a random value.
 func (d *device) setRandom(t *testing.T, g *generator) {
 	path := formatPath(pick(g, g.paths...))
 	size := pick(g, 0, 1, 2, 5, 15, 16, 17, 63, 64, 65, 200, 1023, 1024)

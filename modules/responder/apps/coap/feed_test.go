@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
 )
 
-// live is the device as a control plane has it; ended ends its map set.
+// live returns the control plane's view of the device; ended ends its map set.
 func (d *device) live() (l app.Live, ended func()) {
 	done := make(chan uint32)
 	return app.Live{Maps: d.maps, All: d.placed(), Watch: func(ctx context.Context) <-chan uint32 {
@@ -32,7 +32,7 @@ func (d *device) live() (l app.Live, ended func()) {
 	}}, func() { close(done) }
 }
 
-// payload of the answer to a GET; "" if it passes to the server.
+// payload returns the payload of the answer to a GET, or "" if it passes to the server.
 func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	t.Helper()
 	reply, verdict := d.send(t, client, serverOf(client),
@@ -47,7 +47,7 @@ func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	return string(m.Payload)
 }
 
-// Values are taken while the feed continues; it ends with a mistake, or with the map set.
+// Values are set while the feed continues; it ends with an error, or with the map set.
 func TestFeed(t *testing.T) {
 	d := load(t, hooks[0], casesConfig())
 	live, end := d.live()
@@ -123,7 +123,7 @@ func TestFeed(t *testing.T) {
 	}
 }
 
-// What was set is there in the next map set, with what is left of its time; what a listener had is gone with it.
+// Values persist in the next map set, with their remaining time; those of a removed listener are removed.
 func TestSettingsOutliveTheConfig(t *testing.T) {
 	d := load(t, hooks[0], casesConfig())
 	p := d.placed()[0]

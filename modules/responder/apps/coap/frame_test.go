@@ -10,7 +10,7 @@ import (
 
 var errChecksum = errors.New("wrong checksum")
 
-// sum is the ones' complement sum of RFC 1071.
+// sum returns the ones' complement sum of RFC 1071.
 func sum(start uint32, b []byte) uint32 {
 	for ; len(b) > 1; b = b[2:] {
 		start += uint32(binary.BigEndian.Uint16(b))
@@ -28,7 +28,7 @@ func pseudo(from, to netip.Addr, udp []byte) uint32 {
 	return sum(sum(sum(uint32(len(udp))+17, from.AsSlice()), to.AsSlice()), udp)
 }
 
-// frame is a UDP datagram in Ethernet.
+// frame returns a UDP datagram in Ethernet.
 func frame(from, to netip.AddrPort, payload []byte) []byte {
 	udp := binary.BigEndian.AppendUint16(nil, from.Port())
 	udp = binary.BigEndian.AppendUint16(udp, to.Port())
@@ -53,7 +53,7 @@ func frame(from, to netip.AddrPort, payload []byte) []byte {
 	return append(append(append(out, 0x86, 0xdd), ip...), udp...)
 }
 
-// unframe is frame's reverse; errors are those of checksums and lengths.
+// unframe is the reverse of frame, and returns errors for wrong checksums and lengths.
 func unframe(b []byte) (from, to netip.AddrPort, payload []byte, err error) {
 	var ip, udp []byte
 	var src, dst []byte

@@ -7,18 +7,18 @@ import (
 	"strings"
 )
 
-// generator makes requests from few values, so that they often meet what is configured.
+// generator generates requests from few values, so that they often match the config.
 type generator struct {
 	*rand.Rand
 	model *Model
 	paths [][]string
-	ids   int    // how many message ids there are
-	proof []byte // an Echo value that is good for the source, or was
+	ids   int    // number of message ids
+	proof []byte // an Echo value that is, or was, valid for the source
 }
 
 func pick[T any](g *generator, from ...T) T { return from[g.IntN(len(from))] }
 
-// datagram is a request, a third of them damaged.
+// datagram returns a request; a third of them are corrupted.
 func (g *generator) datagram() []byte {
 	out := g.message().Bytes()
 	if g.IntN(3) == 0 {
@@ -91,7 +91,7 @@ func (g *generator) message() *Message {
 	return m
 }
 
-// path is one that is answered, or close to one.
+// path returns a path that is answered, or a similar one.
 func (g *generator) path() []string {
 	path := pick(g, g.paths...)
 	if g.IntN(8) > 0 {
@@ -132,12 +132,12 @@ func (g *generator) option() Option {
 	return Option{pick(g, Accept, Block2, URIPort), g.bytes(g.IntN(5))}
 }
 
-// etag is often that of a value.
+// etag returns an ETag, often that of a value.
 func (g *generator) etag() []byte {
 	if g.IntN(3) == 0 {
 		return g.bytes(g.IntN(9))
 	}
-	for _, r := range g.model.Resources { // in no particular order
+	for _, r := range g.model.Resources { // in random order
 		if r.now != nil {
 			return r.now.ETag[:]
 		}

@@ -25,8 +25,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// responder is the package that this application is part of, compiled once. On the kernels of the matrix there is no
-// compiler, but the objects that were built before.
+// responder is the package that this application is part of, compiled once. The kernels of the matrix have no compiler;
+// there it uses prebuilt objects.
 var responder = sync.OnceValues(func() (*pkgs.Package, error) {
 	const source = "../.."
 	if os.Getenv("KERB_MATRIX") != "" {
@@ -66,7 +66,7 @@ func copyFile(to, from string) error {
 	return os.WriteFile(to, text, 0o644)
 }
 
-// hook is where the data plane runs, and what it returns there.
+// hook is a hook of the data plane, with its return codes.
 type hook struct {
 	name              string
 	side              chain.Side
@@ -107,7 +107,7 @@ const (
 	amplification = 3
 )
 
-// load has no limit of amplification, so that tests of other things need no proofs.
+// load sets no amplification limit, so that other tests need no proofs.
 func load(t testing.TB, h hook, config any) *device { return loadWith(t, h, config, 0) }
 
 func loadWith(t testing.TB, h hook, config any, amplification int) *device {
@@ -170,7 +170,7 @@ func (d *device) placed() []app.PlacedListener {
 
 var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
 
-// fill writes the maps that are the responder's own: one listener, without limits of rate.
+// fill writes the responder's maps: one listener without rate limits.
 func (d *device) fill(maps sdk.Maps) error {
 	half, err := maps.FreeHalf()
 	if err != nil {
@@ -193,7 +193,7 @@ func (d *device) fill(maps sdk.Maps) error {
 	return err
 }
 
-// serverOf is the server in the family of a client.
+// serverOf returns the server in the family of a client.
 func serverOf(from netip.AddrPort) netip.AddrPort {
 	text := serverAddrs[0]
 	if from.Addr().Is6() {
@@ -230,7 +230,7 @@ func (d *device) send(t testing.TB, from, to netip.AddrPort, datagram []byte) ([
 	return nil, Pass
 }
 
-// set gives a resource a value, nil takes it away, here and in the model.
+// set sets the value of a resource in the maps and in the model; nil removes it.
 func (d *device) set(t testing.TB, path string, data []byte, lease time.Duration) {
 	t.Helper()
 	segments, err := ParsePath(path)

@@ -37,7 +37,7 @@ const (
 	Unauthorized Code = 0x81 // 4.01
 )
 
-// Uint is the value of an option as a number; ok is false if it has more bytes than that.
+// Uint returns the value of an option as a number; ok is false if it has too many bytes.
 func (o Option) Uint(most int) (n uint32, ok bool) {
 	for _, b := range o.Value {
 		n = n<<8 | uint32(b)
@@ -55,7 +55,7 @@ type Message struct {
 	Payload []byte
 }
 
-// Bytes is the message on the wire.
+// Bytes returns the message as on the wire.
 func (m *Message) Bytes() []byte {
 	out := []byte{1<<6 | byte(m.Type)<<4 | byte(len(m.Token)), byte(m.Code), byte(m.ID >> 8), byte(m.ID)}
 	out = append(out, m.Token...)

@@ -22,7 +22,7 @@ type Verdict int
 
 // Verdicts.
 const (
-	Pass   Verdict = iota // on to the server
+	Pass   Verdict = iota // passes to the server
 	Reply                 // answered
 	Ignore                // a duplicate that gets no answer
 )
@@ -33,30 +33,30 @@ type Model struct {
 	Resources  map[string]*Resource
 	MaxReply   int // bytes of a message
 	Duplicates bool
-	// Amplification is the number of bytes of a reply for each byte of its request, IP headers included, to a source
-	// without a proof of its address; 0: no limit. Secret is the key of the proofs.
+	// Amplification is the maximum number of reply bytes per request byte, including IP headers, to a source without proof
+	// of its address; 0: no limit. Secret is the key of the proofs.
 	Amplification int
 	Secret        [16]byte
 
 	seen map[exchange]answered
 }
 
-// Resource of the model: the latest value and the one before it, which duplicates get.
+// Resource of the model: the latest value, and the previous one for duplicates.
 type Resource struct {
 	now, before *Value
 }
 
-// Set gives the resource a new value; nil takes it away.
+// Set sets the value of a resource; nil removes it.
 func (r *Resource) Set(v *Value) { r.before, r.now = r.now, v }
 
-// exchange is what duplicates have in common.
+// exchange has the common fields of duplicates.
 type exchange struct {
 	from, to netip.AddrPort
 	id       uint16
 }
 
-// answered is a message that was answered. One with the same id, but another type, token or resource is no duplicate:
-// its client has used an id twice, and would not know the earlier answer as its own.
+// answered is an answered message. One with the same id, but another type, token or resource is not a duplicate: its
+// client has reused an id, and would not accept the earlier answer.
 type answered struct {
 	head     byte
 	token    string
@@ -65,14 +65,14 @@ type answered struct {
 	at       time.Duration
 }
 
-// request is a GET that the data plane may answer.
+// request is a GET that the data plane can answer.
 type request struct {
 	*Message
 	path   string // as in a request
 	etags  [][8]byte
 	accept int    // -1: anything
 	echo   []byte // of 8 bytes; nil: none
-	block  int    // largest block, as its exponent less 4; -1: not asked for
+	block  int    // largest block, as its exponent minus 4; -1: not requested
 }
 
 // Decide returns what happens to a datagram that arrives at now, a time since boot.
@@ -118,10 +118,10 @@ func (m *Model) Decide(from, to netip.AddrPort, datagram []byte, now time.Durati
 	return reply, Reply
 }
 
-// echoShift: an Echo value is good for the period of 2^36 ns that it was made in, and for the next one.
+// echoShift: an Echo value is valid for the period of 2^36 ns in which it was created, and for the next one.
 const echoShift = 36
 
-// proof is the Echo value that a source gets in a period: SipHash-2-4 of address, family and period.
+// proof returns the Echo value of a source in a period: SipHash-2-4 of address, family and period.
 func (m *Model) proof(source netip.Addr, period time.Duration) []byte {
 	claim := make([]byte, 32)
 	copy(claim, source.AsSlice())
@@ -134,7 +134,7 @@ func (m *Model) proof(source netip.Addr, period time.Duration) []byte {
 	return binary.LittleEndian.AppendUint64(nil, hash)
 }
 
-// isProven reports whether a source may have a reply: a small one, or one for which it shows that it receives at its
+// isProven reports whether a source can get a reply: a small one, or one with proof that the source receives at its
 // address.
 func (m *Model) isProven(r *request, source netip.Addr, reply, asked int, now time.Duration) bool {
 	headers := 48
@@ -148,12 +148,12 @@ func (m *Model) isProven(r *request, source netip.Addr, reply, asked int, now ti
 	return bytes.Equal(r.echo, m.proof(source, period)) || bytes.Equal(r.echo, m.proof(source, period-1))
 }
 
-// challenge is 4.01 with an Echo value to repeat the request with (RFC 9175, section 2.3).
+// challenge returns 4.01 with an Echo value for the repeated request (RFC 9175, section 2.3).
 func (r *request) challenge(echo []byte) []byte {
 	return r.answer(Unauthorized, Option{Echo, echo}).Bytes()
 }
 
-// answer is a response without a payload.
+// answer returns a response without a payload.
 func (r *request) answer(code Code, options ...Option) *Message {
 	out := &Message{Type: Acknowledgement, Code: code, ID: r.ID, Token: r.Token, Options: options}
 	if r.Type == NonConfirmable {
@@ -162,7 +162,7 @@ func (r *request) answer(code Code, options ...Option) *Message {
 	return out
 }
 
-// read returns nil for a message that is none of the data plane's.
+// read returns nil for a message that the data plane does not handle.
 func (m *Model) read(datagram []byte, port uint16) *request {
 	msg, err := Read(datagram)
 	if err != nil || len(datagram) > MaxRequest || msg.Type > NonConfirmable || msg.Code != GET ||

@@ -33,7 +33,7 @@ func path(segments ...string) (out []Option) {
 	return out
 }
 
-// temp is a request for sensors/temp with further options.
+// temp returns a request for sensors/temp with further options.
 func temp(more ...Option) []byte {
 	return (&Message{ID: 0x1234, Code: GET, Token: []byte{7}, Options: append(path("sensors", "temp"), more...)}).Bytes()
 }
@@ -42,7 +42,7 @@ func get(options ...Option) []byte {
 	return (&Message{ID: 0x1234, Code: GET, Options: options}).Bytes()
 }
 
-// edit is a request with the byte at an offset replaced.
+// edit returns a request with the byte at an offset replaced.
 func edit(b []byte, at int, value byte) []byte {
 	b[at] = value
 	return b
@@ -50,7 +50,7 @@ func edit(b []byte, at int, value byte) []byte {
 
 var tempETag = newValue([]byte("21.5"), 50, 30, 0).ETag
 
-// What RFC 7252 asks of a server, or leaves to the one in user space: without the model's help.
+// Requirements of RFC 7252, and requests that pass to the server in user space, tested without the model.
 var cases = []struct {
 	name     string
 	datagram []byte
@@ -152,7 +152,7 @@ var cases = []struct {
 	{"257 bytes", temp(Option{2048, bytes.Repeat([]byte{1}, 257-len(temp())-4)}), ""},
 }
 
-// make16 are the 14 options that are possible alongside two segments.
+// make16 returns the 14 options that are possible in addition to two segments.
 func make16() (out []Option) {
 	for range 14 {
 		out = append(out, Option{2048, nil})
@@ -223,8 +223,8 @@ func TestCases(t *testing.T) {
 
 var client = netip.MustParseAddrPort("192.0.2.1:40000")
 
-// A copy of a confirmable request gets the same answer, byte by byte, when the value is another one and the time has
-// gone on; a copy of a non-confirmable one gets none. The id alone makes no copy.
+// A duplicate of a confirmable request gets the same answer, byte by byte, also after the value has changed; a
+// duplicate of a non-confirmable one gets none. An equal id alone is not a duplicate.
 func TestDuplicates(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(hook.name, func(t *testing.T) {
@@ -297,9 +297,8 @@ func TestMaxAgeCountsDown(t *testing.T) {
 	}
 }
 
-// A reply of more than three times the bytes of its request goes to a source that has proven its address: others get
-// 4.01 with an Echo value that is good for their address only, for the period that it was made in and the next one (RFC
-// 9175).
+// A reply of more than three times the bytes of its request requires a proof of the source's address: others get 4.01
+// with an Echo value that is valid for their address only, in the period of its creation and the next one (RFC 9175).
 func TestAmplification(t *testing.T) {
 	config := map[string]any{"resources": []any{
 		map[string]any{"path": "long", "value": strings.Repeat("v", 1000)}, map[string]any{"path": "short", "value": "v"}}}

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
 )
 
-// While a value is replaced as fast as possible, each reply has one of the values whole, with its own ETag.
+// While a value is replaced at the maximum rate, each reply has one complete value, with its ETag.
 func TestNoTornValue(t *testing.T) {
 	for _, h := range hooks {
 		t.Run(h.name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestNoTornValue(t *testing.T) {
 	}
 }
 
-// A request to the map set before, which ends when the next one runs already, sets its value there too.
+// A request to the previous map set that ends after the next one has started also sets its value there.
 func TestLateValue(t *testing.T) {
 	d := load(t, hooks[0], map[string]any{"resources": []any{map[string]any{"path": "a", "value": "early"}}})
 	table, err := openTable(d.maps)
@@ -89,7 +89,7 @@ func TestLateValue(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go coap{}.Run(ctx, app.Live{Maps: d.maps, All: d.placed()})
-		synctest.Wait() // it has looked once, and pauses
+		synctest.Wait() // it has checked once, and pauses
 		name := newName(slot, 0, d.listener.resources[0].path)
 		if err := table.settings.Put(name, newSetting([]byte("late"), 0)); err != nil {
 			t.Fatal(err)
