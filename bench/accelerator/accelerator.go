@@ -141,7 +141,7 @@ func (e *experiment) trial(ctx context.Context, load, config string, w workload)
 		Open:    func() (_ io.Closer, err error) { s, err = e.serve(ctx, config, w); return s, err },
 		Measure: func(ctx context.Context) ([]bench.Sample, error) { return s.round(ctx) }}
 	if config == publishedKeys {
-		return e.tolerate(load, t)
+		return e.noteFailures(load, t)
 	}
 	return t
 }

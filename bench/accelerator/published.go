@@ -48,13 +48,13 @@ func (c *contender) startPublished() error {
 
 // Timeouts for programs that hang with the published design: for the first use, and for a round.
 const (
-	firstPatience = 20 * time.Second
-	roundPatience = 5 * time.Minute
+	firstTimeout = 20 * time.Second
+	roundTimeout = 5 * time.Minute
 )
 
 // warmPublished skips a workload that does not work with the published design.
 func (s *serving) warmPublished(ctx context.Context) error {
-	limited, cancel := context.WithTimeout(ctx, firstPatience)
+	limited, cancel := context.WithTimeout(ctx, firstTimeout)
 	defer cancel()
 	if _, err := s.w.measure(limited, s); err != nil {
 		return fmt.Errorf("%w: %s/%s fails: %w", bench.ErrLeftOut, s.where, s.w.name, err)
@@ -62,8 +62,8 @@ func (s *serving) warmPublished(ctx context.Context) error {
 	return nil
 }
 
-// tolerate notes later failures of the published design; the run continues without its figures.
-func (e *experiment) tolerate(load string, t bench.Trial) bench.Trial {
+// noteFailures notes later failures of the published design; the run continues without its figures.
+func (e *experiment) noteFailures(load string, t bench.Trial) bench.Trial {
 	open, measure, failed := t.Open, t.Measure, false
 	t.Open = func() (io.Closer, error) {
 		c, err := open()
@@ -78,7 +78,7 @@ func (e *experiment) tolerate(load string, t bench.Trial) bench.Trial {
 		if failed {
 			return nil, nil
 		}
-		limited, cancel := context.WithTimeout(ctx, roundPatience)
+		limited, cancel := context.WithTimeout(ctx, roundTimeout)
 		defer cancel()
 		samples, err := measure(limited)
 		if failed = err != nil && ctx.Err() == nil; !failed {

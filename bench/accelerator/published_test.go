@@ -135,7 +135,7 @@ func TestPublishedFailures(t *testing.T) {
 	e := newVariant(mesh)
 	e.run = bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
 	rounds := 0
-	trial := e.tolerate("none/x", bench.Trial{Config: publishedKeys,
+	trial := e.noteFailures("none/x", bench.Trial{Config: publishedKeys,
 		Open: func() (io.Closer, error) { return closer(func() error { return errors.New("the server ended") }), nil },
 		Measure: func(ctx context.Context) ([]bench.Sample, error) {
 			rounds++
@@ -154,7 +154,7 @@ func TestPublishedLeavesOut(t *testing.T) {
 	e := newVariant(mesh)
 	s := &serving{contender: &contender{experiment: e, config: publishedKeys},
 		w: workload{name: "x", measure: func(ctx context.Context, _ *serving) ([]bench.Sample, error) {
-			if until, ok := ctx.Deadline(); !ok || time.Until(until) > firstPatience {
+			if until, ok := ctx.Deadline(); !ok || time.Until(until) > firstTimeout {
 				t.Error("it may hang indefinitely")
 			}
 			return nil, errors.New("hangs")

@@ -64,8 +64,8 @@ func bridgeRuleset(device string, rules []Rule) string {
 `, sets, device, chain)
 }
 
-// leastSet is the number of rules from which on a set pays off.
-const leastSet = 8
+// minSetRules is the number of rules from which on a set pays off.
+const minSetRules = 8
 
 // chainOf returns the rules in the form that nftables evaluates fastest: a verdict map for each layer of rules that do
 // not overlap, with a hash for exact rules. Overlapping rules cannot be elements of one map. From the first layer with
@@ -77,7 +77,7 @@ func chainOf(rules []Rule) (maps, chain string) {
 	var m, c strings.Builder
 	all := layers(rules)
 	for i, layer := range all {
-		if len(layer) < leastSet && len(rules) > leastSet {
+		if len(layer) < minSetRules && len(rules) > minSetRules {
 			rest := map[Rule]bool{}
 			for _, l := range all[i:] {
 				for _, r := range l {
@@ -116,7 +116,7 @@ func splitExact(rules []Rule) (exact, other []Rule) {
 			other = append(other, rules[i])
 		}
 	}
-	if len(other) > 0 && len(exact) < leastSet {
+	if len(other) > 0 && len(exact) < minSetRules {
 		return nil, rules
 	}
 	return exact, other

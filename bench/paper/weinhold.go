@@ -93,10 +93,10 @@ func limits() []bench.Series {
 		{Config: "answered (nearest integer)", Unit: "km/h", Rounds: [][]float64{answered}}}
 }
 
-// untilLoss is the load that tries up to mostThreads.
+// untilLoss is the load with up to maxThreads.
 const (
-	untilLoss   = "until-loss/400"
-	mostThreads = 400
+	untilLoss  = "until-loss/400"
+	maxThreads = 400
 )
 
 var weinholdLoss = Table{
@@ -118,7 +118,7 @@ var weinholdLoss = Table{
 			Published: three(139.5, 269.6, 271.7)},
 	},
 	Figures: []bench.Figure{{Kind: "box", Name: "5-5", Title: fmt.Sprintf("Figure 5.5: threads until the first request "+
-		"is lost, at most %d", mostThreads), Metric: "lossfree_threads", Stat: "p50"}},
+		"is lost, at most %d", maxThreads), Metric: "lossfree_threads", Stat: "p50"}},
 }
 
 var weinholdThreads = Table{
@@ -207,13 +207,13 @@ func lossComesLater(f *results) (bool, string) {
 	for _, config := range []string{"mixed", "kernel"} {
 		enough := atLeast(of(config)/user, weinholdLoss.publishedRatio("median", config, "user"))
 		good = good && enough
-		short = short || !enough && of(config) < mostThreads
+		short = short || !enough && of(config) < maxThreads
 	}
 	if !good && !short {
-		f.miss(fmt.Sprintf("runs with more than %d threads (at the cap)", mostThreads))
+		f.miss(fmt.Sprintf("runs with more than %d threads (at the cap)", maxThreads))
 	}
 	return good, fmt.Sprintf("%g, %g and %g threads (user, mixed, kernel), of at most %d; required are the "+
-		"ratios of the medians", user, of("mixed"), of("kernel"), mostThreads)
+		"ratios of the medians", user, of("mixed"), of("kernel"), maxThreads)
 }
 
 // regressionsMeet compares every two of the lines.

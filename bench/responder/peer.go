@@ -48,8 +48,8 @@ type peerReply struct {
 const (
 	askPath = "/ask"
 	// Maximum sizes of the bodies of request and reply; a thread's mean takes at most 24 bytes.
-	longestQuestion = 4 << 10
-	longestReply    = 1 << 20
+	maxRequestSize = 4 << 10
+	maxReplySize   = 1 << 20
 	// Limits of a request.
 	peerThreads = 1000
 	peerNumber  = 1e7
@@ -173,7 +173,7 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var q peerRequest
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, longestQuestion))
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxRequestSize))
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(&q)
 	if err == nil {

@@ -110,7 +110,7 @@ func TestPeerRefuses(t *testing.T) {
 		strings.Replace(good, `"number":1`, `"number":1e8`, 1):                "0 to 1e+07",
 		strings.Replace(good, `"number":1`, `"number":-1`, 1):                 "0 to 1e+07",
 		strings.Replace(good, `"mode"`, `"to":"192.0.2.1","mode"`, 1):         "unknown field",
-		"{" + strings.Repeat(" ", longestQuestion):                            "too large",
+		"{" + strings.Repeat(" ", maxRequestSize):                             "too large",
 		"":   "EOF",
 		good: "IPv4 only",
 	} {

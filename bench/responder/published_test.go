@@ -47,7 +47,7 @@ func message(words ...uint32) (out []byte) {
 // to the stack. Its checksums are correct, since sockets receive the answers.
 func TestPublishedProgram(t *testing.T) {
 	e := newExperiment(t)
-	kernel := contend(t, e, "published", "published-kernel")
+	kernel := openContender(t, e, "published", "published-kernel")
 	for cars := uint32(1); cars <= 120; cars++ {
 		if op, limit := speedOf(t, kernel, message(4, 0), time.Second); op != 3 || limit != curve(cars) {
 			t.Fatalf("%d cars: op %d, %d km/h, want %d", cars, op, limit, curve(cars))
@@ -68,7 +68,7 @@ func TestPublishedProgram(t *testing.T) {
 	if _, limit := speedOf(t, kernel, message(4, 0), time.Second); limit != curve(62) {
 		t.Errorf("what is no request was counted: %d km/h, want %d", limit, curve(62))
 	}
-	mixed := contend(t, e, "published", "published-mixed")
+	mixed := openContender(t, e, "published", "published-mixed")
 	if err := mixed.state.Put(keyOf("cars"), uint32(64)); err != nil {
 		t.Fatal(err)
 	}

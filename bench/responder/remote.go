@@ -110,7 +110,7 @@ func (r *remote) ask(q peerRequest) (a clientReport, err error) {
 		return a, fmt.Errorf("peer %s: %w", r.at, err)
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, longestReply))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxReplySize))
 	if err != nil || response.StatusCode != http.StatusOK {
 		return a, errors.Join(err, fmt.Errorf("peer %s: %s: %s", r.at, response.Status, strings.TrimSpace(string(text))))
 	}

@@ -50,8 +50,8 @@ func newExperiment(t *testing.T) *experiment {
 	return e
 }
 
-// contend opens a config, or skips where it cannot be measured.
-func contend(t *testing.T, e *experiment, load, config string) *contender {
+// openContender opens a config, or skips where it cannot be measured.
+func openContender(t *testing.T, e *experiment, load, config string) *contender {
 	t.Helper()
 	c, err := e.contender(e.family(load), config)
 	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, bench.ErrLeftOut) {
@@ -72,7 +72,7 @@ func TestAllAnswer(t *testing.T) {
 				continue // the same as direct
 			}
 			t.Run(load+"/"+config, func(t *testing.T) {
-				c := contend(t, e, load, config)
+				c := openContender(t, e, load, config)
 				c.steps = 1050
 				for _, variant := range append([]string{c.sleeping()}, c.variants...) {
 					err := c.serving(variant, func() error {
@@ -196,7 +196,7 @@ func TestDivide(t *testing.T) {
 // Dropped requests have a cost, and no answers.
 func TestDroppedRequests(t *testing.T) {
 	e := newExperiment(t)
-	c := contend(t, e, "direct", "dropped")
+	c := openContender(t, e, "direct", "dropped")
 	// until the idle probes have run, which other tasks may delay
 	for length := 10 * time.Millisecond; ; length *= 2 {
 		a, err := c.client("cost", 2, length, costRate)
@@ -212,7 +212,7 @@ func TestDroppedRequests(t *testing.T) {
 // The router steers packets to the servers' CPUs.
 func TestRoutedIsSteered(t *testing.T) {
 	e := newExperiment(t)
-	c := contend(t, e, "routed", "user")
+	c := openContender(t, e, "routed", "user")
 	out, err := command(c.place.peer, "unshare", "--mount", "sh", "-c",
 		"mount -t sysfs sysfs /sys && cat /sys/class/net/kbrrsu0/queues/rx-0/rps_cpus").CombinedOutput()
 	want := fmt.Sprintf("%x\n", mask(e.tools.others))
@@ -248,7 +248,7 @@ func TestMeasures(t *testing.T) {
 		{"energy", 1000, []string{"energy p50"}},
 	} {
 		t.Run(tc.load, func(t *testing.T) {
-			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)
+			samples, err := e.family(tc.load).measure(openContender(t, e, tc.load, "user"), tc.n)
 			var got []string
 			for _, s := range samples {
 				got = append(got, s.Metric+" "+s.Stat)
@@ -264,7 +264,7 @@ func TestMeasures(t *testing.T) {
 // than the whole time.
 func TestThreadMeans(t *testing.T) {
 	e := newExperiment(t)
-	c := contend(t, e, "direct", "user")
+	c := openContender(t, e, "direct", "user")
 	const requests = 50
 	for _, threads := range []int{1, 4} {
 		var a clientReport
@@ -289,7 +289,7 @@ func TestThreadMeans(t *testing.T) {
 // Missing answers for all threads, and wrong answers, invalidate a run.
 func TestUnsound(t *testing.T) {
 	e := newExperiment(t)
-	if _, err := e.ask(contend(t, e, "direct", "dropped"), "ask", 1, 1); err != nil {
+	if _, err := e.ask(openContender(t, e, "direct", "dropped"), "ask", 1, 1); err != nil {
 		t.Fatal(err)
 	}
 	e.check(&contender{config: "x"}, clientReport{Sent: 2, Answered: 2, Wrong: 1})
@@ -337,7 +337,7 @@ func TestPrecision(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range precisionConfigs {
 		t.Run(config, func(t *testing.T) {
-			c := contend(t, e, "precision", config)
+			c := openContender(t, e, "precision", config)
 			samples, err := e.measurePrecision(c, 1000)
 			if err != nil {
 				t.Fatal(err)
@@ -358,7 +358,7 @@ func TestSetPoints(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range setPointConfigs {
 		t.Run(config, func(t *testing.T) {
-			samples, err := e.measureSetPoints(contend(t, e, "setpoint", config), 2)
+			samples, err := e.measureSetPoints(openContender(t, e, "setpoint", config), 2)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -407,7 +407,7 @@ func TestPriorities(t *testing.T) {
 	e := newExperiment(t)
 	for _, config := range priorityConfigs {
 		t.Run(config, func(t *testing.T) {
-			c := contend(t, e, "priority", config)
+			c := openContender(t, e, "priority", config)
 			var a clientReport
 			err := c.serving(c.sleeping(), func() error {
 				return c.alongside("fifo", func() (err error) { a, err = e.offerAlongside(c, 1000, c.port()+1); return err })

@@ -24,11 +24,11 @@ import (
 var setPointConfigs = []string{"user", "put", "feed"}
 
 const (
-	firstNumber  = 200 // first number of a round; the client expects three digits
-	lastNumber   = 999 // the client exits after it
-	setEvery     = 10 * time.Millisecond
-	setAfter     = 100 * time.Millisecond // delay after the client's start
-	followAtMost = 10 * time.Minute
+	firstNumber   = 200 // first number of a round; the client expects three digits
+	lastNumber    = 999 // the client exits after it
+	setEvery      = 10 * time.Millisecond
+	setAfter      = 100 * time.Millisecond // delay after the client's start
+	followTimeout = 10 * time.Minute
 )
 
 // setter sets a number, and returns after its confirmation; a feed has none.
@@ -97,7 +97,7 @@ func (c *contender) datagrams() (*setter, error) {
 		if _, err := conn.Write(request); err != nil {
 			return err
 		}
-		if err := conn.SetReadDeadline(time.Now().Add(followAtMost)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(followTimeout)); err != nil {
 			return err
 		}
 		_, err := conn.Read(make([]byte, 64))
@@ -123,7 +123,7 @@ func (e *experiment) measureSetPoints(c *contender, threads int) (samples []benc
 		asked := make(chan error, 1)
 		go func() {
 			var err error
-			a, err = c.client("follow", threads, followAtMost, 0)
+			a, err = c.client("follow", threads, followTimeout, 0)
 			asked <- err
 		}()
 		points, err := s.setAll(int(e.lengths.follow / setEvery))

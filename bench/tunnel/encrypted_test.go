@@ -176,7 +176,7 @@ func tap(t *testing.T, g *topology, c carrier) *wiretap {
 		return errors.Join(unix.SetsockoptSockFprog(w.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program),
 			unix.Bind(w.fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: g.wire.Index(g.labs[1])}))
 	})
-	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	limit := unix.NsecToTimeval(timeout.Nanoseconds())
 	if err := errors.Join(err, unix.SetsockoptTimeval(w.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit)); err != nil {
 		t.Fatal(err)
 	}

@@ -175,7 +175,7 @@ func (c counts) lost(before counts) int64 {
 func (c counts) check(t *testing.T, g *topology) {
 	t.Helper()
 	now := read(t, g)
-	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
+	for end := time.Now().Add(timeout); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
 		time.Sleep(20 * time.Millisecond) // the rest is in flight
 	}
 	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+
@@ -209,13 +209,13 @@ type live struct {
 	mtu int
 }
 
-// patience is the timeout of tests, streamed the number of bytes of a stream; emulated machines are 10 to 20 times
+// timeout limits tests, streamed is the number of bytes of a stream; emulated machines are 10 to 20 times
 // slower.
-var patience, streamed = 30 * time.Second, 8 << 20
+var timeout, streamed = 30 * time.Second, 8 << 20
 
 func init() {
 	if os.Getenv("KERB_MATRIX") != "" {
-		patience, streamed = 10*patience, streamed/8
+		timeout, streamed = 10*timeout, streamed/8
 	}
 }
 
@@ -313,7 +313,7 @@ func (l *live) echo() net.PacketConn {
 func (l *live) dial(network string) net.Conn {
 	l.Helper()
 	return within(l, l.client, func() (net.Conn, error) {
-		return (&net.Dialer{Timeout: patience}).DialContext(context.Background(), network,
+		return (&net.Dialer{Timeout: timeout}).DialContext(context.Background(), network,
 			netip.AddrPortFrom(l.to, livePort).String())
 	})
 }
@@ -335,7 +335,7 @@ func (l *live) learnsMTU() {
 		l.Fatal(err)
 	}
 	known := 0
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(timeout); time.Now().Before(end); {
 		_, _ = client.Write(make([]byte, l.mtu+1-l.headers()))
 		time.Sleep(10 * time.Millisecond) // the answer is in flight
 		_ = raw.Control(func(fd uintptr) { known, err = unix.GetsockoptInt(int(fd), level, option) })
@@ -372,7 +372,7 @@ func (l *live) roundTrip(client net.Conn, data []byte, first bool) bool {
 		}
 		_ = client.SetReadDeadline(time.Now().Add(again))
 		if first {
-			_ = client.SetReadDeadline(time.Now().Add(patience))
+			_ = client.SetReadDeadline(time.Now().Add(timeout))
 		}
 		for {
 			n, err := client.Read(got)
@@ -404,7 +404,7 @@ func (l *live) stream() {
 	}()
 	client := l.dial("tcp")
 	defer client.Close()
-	_ = client.SetDeadline(time.Now().Add(patience))
+	_ = client.SetDeadline(time.Now().Add(timeout))
 	data := make([]byte, streamed)
 	for i := range data {
 		data[i] = byte(i * 7 >> 3)

@@ -172,7 +172,7 @@ func (l *live) arrives(client net.Conn, server net.PacketConn, size int) {
 		return
 	}
 	got := make([]byte, 1<<16)
-	_ = server.SetReadDeadline(time.Now().Add(patience))
+	_ = server.SetReadDeadline(time.Now().Add(timeout))
 	n, _, err := server.ReadFrom(got)
 	if err != nil || !bytes.Equal(got[:n], data) {
 		l.Errorf("of %d bytes %d arrive, %v", size, n, err)

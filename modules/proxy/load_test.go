@@ -21,9 +21,9 @@ const (
 	maxVerifiedNamed = 400000 // with source: instance
 )
 
-// inlineMost is the number of instructions up to which the linker inlines a function into a chain
+// maxInline is the number of instructions up to which the linker inlines a function into a chain
 // (internal/dataplane/inline.go). A call costs a third of the fast path.
-const inlineMost = 512
+const maxInline = 512
 
 func TestEntriesAreInlined(t *testing.T) {
 	spec, err := pkgstest.Package(t).Spec(string(chain.TC))
@@ -37,8 +37,8 @@ func TestEntriesAreInlined(t *testing.T) {
 			n++
 		}
 		t.Logf("%s: %d instructions", name, n)
-		if n > inlineMost {
-			t.Errorf("%s: %d instructions, more than %d", name, n, inlineMost)
+		if n > maxInline {
+			t.Errorf("%s: %d instructions, more than %d", name, n, maxInline)
 		}
 	}
 }

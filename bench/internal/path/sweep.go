@@ -27,7 +27,7 @@ const (
 	sweepQuickStep = 475
 	sweepLinear    = 1000
 	sweepFactor    = 1.25
-	sweepMost      = 200_000
+	sweepMax       = 200_000
 
 	publishedRate = 60 * time.Second // of each rate
 
@@ -57,7 +57,7 @@ func sweepRates(quick bool) (all []float64) {
 	for rate := float64(sweepStep); rate <= sweepLinear; rate += step {
 		all = append(all, rate)
 	}
-	for rate := sweepLinear * sweepFactor; rate <= sweepMost; rate *= sweepFactor {
+	for rate := sweepLinear * sweepFactor; rate <= sweepMax; rate *= sweepFactor {
 		all = append(all, rate)
 	}
 	return all

@@ -23,14 +23,14 @@ import (
 const (
 	publishedPhase  = 15 * time.Second
 	samplesPerPhase = 30
-	shortestPhase   = 2 * time.Second // iperf3 accepts whole seconds, and takes a fraction of one to start and end
+	minPhase        = 2 * time.Second // iperf3 accepts whole seconds, and takes a fraction of one to start and end
 )
 
 var phaseNames = []string{"idle", "load", "after"}
 
 // timelines measures one config after the other, since the agents of other configs would wake up CPUs.
 func timelines(ctx context.Context, r *bench.Run, load string, ways []openConfig) error {
-	phase := shortestPhase
+	phase := minPhase
 	if r.Scale > 0 {
 		phase = max(phase, time.Duration(r.Scale*float64(publishedPhase)).Round(time.Second))
 	}
