@@ -150,8 +150,7 @@ func (p guarded) stopped(t *testing.T) {
 	c.splices(c.server, c.client, nil)
 }
 
-// The agent's cleared flag stays cleared while the program is attached and other programs splice. The program replies
-// to requests.
+// The program answers the agent's request, 2, with 1. It sets no other value, also while programs splice.
 func (p guarded) confirmed(t *testing.T) {
 	c := p.connect(t)
 	for _, step := range []struct{ put, want uint32 }{{0, 0}, {2, 1}, {1, 1}} {

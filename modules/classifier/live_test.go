@@ -66,7 +66,7 @@ func TestRawInterfaces(t *testing.T) {
 			}
 			deliver(100*second, 20)
 			deliver(101*second, 20)
-			deliver(102*second, 10) // the first window makes it suspicious
+			deliver(102*second, 10) // the first frame makes it suspicious
 			if n := k.count(countDropped); n != 9 {
 				t.Errorf("%d frames were dropped, not 9", n)
 			}

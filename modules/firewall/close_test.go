@@ -220,7 +220,7 @@ func TestDownloadAfterFIN(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		if _, err := io.ReadAll(c); err != nil { // for the client's FIN
+		if _, err := io.ReadAll(c); err != nil { // up to the client's FIN
 			return
 		}
 		for range size >> 16 {

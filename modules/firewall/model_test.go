@@ -211,7 +211,7 @@ func (m *Model) track(p *Packet, now time.Duration) Decision {
 	return m.tracked(p, k, c)
 }
 
-// dropEstablished removes an established connection, but keeps one that is being opened with the same key.
+// dropEstablished removes an established connection. One that is being opened with the same key takes its place.
 func (m *Model) dropEstablished(k connKey) {
 	delete(m.conns, k)
 	if c := m.alongside[k]; c != nil {

@@ -36,8 +36,8 @@ func (p *testControl) later() {
 	}
 }
 
-// An address without room in a table is not in the maps, so that its previous service continues. Existing addresses
-// stay unchanged, and it is added when there is room.
+// An address without room in a table is not in the maps, so that the data plane does not claim its packets. Existing
+// addresses stay unchanged, and it is added when there is room.
 func TestNewAddressWithoutRoom(t *testing.T) {
 	for field, tables := range map[string]string{"slots": `"slots": 8`, "instances": `"instances": 8`} {
 		t.Run(field, func(t *testing.T) {
