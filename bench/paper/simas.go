@@ -213,7 +213,7 @@ var simasMemoryClaim = Claim{Text: "Acceleration takes 11.6 to 61.3 MB more memo
 	}}
 
 var simasAmbientClaim = Claim{Text: "The same gains with Istio ambient", Where: "chapter 5",
-	NotMeasured: "`kerb bench mesh --loads 'ambient/*'` measures ztunnel: its sockets stay on " +
-		"TCP, so that there is no gain. The published results for ambient are within 2 % of those without a mesh " +
+	NotMeasured: "`kerb bench mesh --loads 'ambient/*'` measures ztunnel (docs/benchmarks.md): its sockets stay on TCP, " +
+		"so that there is no gain, and no loss. The published results for ambient are within 2 % of those without a mesh " +
 		"(ping-echo 122.0 and 121.4 us, redis 48,314 and 48,005 operations per second), and the published manifests " +
 		"do not label their namespaces for ambient: ztunnel was probably not in the path"}
