@@ -87,6 +87,7 @@ func (a *app) packageBuildCommand() *cobra.Command {
 
 func (a *app) packageVerifyCommand() *cobra.Command {
 	var f storeFlags
+	var lines uint
 	c := answers(&cobra.Command{
 		Use:   "verify DIR|NAME|REFERENCE",
 		Short: "Verify a package in the kernel without attaching it",
@@ -99,7 +100,7 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 			if err != nil {
 				return packageFault(err)
 			}
-			verdicts, err := verifyPackage(p)
+			verdicts, err := verifyPackage(p, int(lines))
 			if err != nil && len(verdicts) == 0 {
 				return packageFault(err)
 			}
@@ -108,6 +109,7 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 		},
 	})
 	f.add(c)
+	c.Flags().UintVar(&lines, "lines", 0, "also print this many source lines, those with most verified instructions")
 	return c
 }
 

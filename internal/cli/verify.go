@@ -3,10 +3,12 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -21,8 +23,8 @@ import (
 )
 
 // verifyPackage loads every hook and direction of the package into the kernel, with the schema's default config, and
-// returns the results of the verifier.
-func verifyPackage(p *pkgs.Package) ([]verdict, error) {
+// returns the results of the verifier, with the given number of lines on which it spent most.
+func verifyPackage(p *pkgs.Package, lines int) ([]verdict, error) {
 	if err := p.CheckFeatures(); err != nil {
 		return nil, err
 	}
@@ -38,8 +40,8 @@ func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 		return verifySockets(module)
 	}
 	for _, hook := range p.Hooks {
-		lines, err := verifyHook(p, hook, module)
-		verdicts = append(verdicts, lines...)
+		found, err := verifyHook(p, hook, module, lines)
+		verdicts = append(verdicts, found...)
 		if err != nil {
 			return verdicts, err
 		}
@@ -47,32 +49,63 @@ func verifyPackage(p *pkgs.Package) ([]verdict, error) {
 	return verdicts, nil
 }
 
-func verifyHook(p *pkgs.Package, hook string, module dataplane.Module) ([]verdict, error) {
+func verifyHook(p *pkgs.Package, hook string, module dataplane.Module, lines int) ([]verdict, error) {
 	spec, err := p.Spec(hook)
 	if err != nil {
 		return nil, err
 	}
-	var lines []verdict
+	var verdicts []verdict
 	for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 		if spec.Programs["kerb_"+string(dir)] == nil {
 			continue
 		}
-		line, err := verifyOne(hook, dir, module)
+		v, err := verifyOne(hook, dir, module, lines)
 		if err != nil {
-			return lines, fmt.Errorf("%s %s: %w", hook, dir, err)
+			return verdicts, fmt.Errorf("%s %s: %w", hook, dir, err)
 		}
-		lines = append(lines, line)
+		verdicts = append(verdicts, v)
 	}
-	return lines, nil
+	return verdicts, nil
 }
 
-func verifyOne(hook string, dir chain.Direction, module dataplane.Module) (verdict, error) {
+func verifyOne(hook string, dir chain.Direction, module dataplane.Module, lines int) (verdict, error) {
 	loaded, err := dataplane.Load(pkttest.Sides[hook][dir], dir, module)
 	if err != nil {
 		return verdict{}, err
 	}
 	defer loaded.Close()
-	return verdictOn(hook+" "+string(dir), loaded.Program)
+	v, err := verdictOn(hook+" "+string(dir), loaded.Program)
+	if err != nil || lines == 0 {
+		return v, err
+	}
+	log, err := loaded.VerifierLog()
+	v.Lines = verifiedLines(log, lines)
+	return v, err
+}
+
+// instruction is a line of the verifier's log for one instruction, such as "1420: (bf) r4 = r3  ; R3=scalar(id=16)".
+var instruction = regexp.MustCompile(`^\d+: \([0-9a-f]{2}\) `)
+
+// verifiedLines counts the instructions of a verifier's log by source line, and returns the highest counts. Kernels
+// before 6.9 log no names of files.
+func verifiedLines(log string, most int) []verifiedLine {
+	counts := map[string]int{}
+	source := ""
+	for line := range strings.Lines(log) {
+		if rest, ok := strings.CutPrefix(line, "; "); ok {
+			source = strings.TrimSpace(rest)
+		} else if instruction.MatchString(line) {
+			counts[source]++
+		}
+	}
+	var all []verifiedLine
+	for line, n := range counts {
+		all = append(all, verifiedLine{n, line})
+	}
+	slices.SortFunc(all, func(a, b verifiedLine) int {
+		return cmp.Or(cmp.Compare(b.Verified, a.Verified), strings.Compare(a.Source, b.Source))
+	})
+	return all[:min(most, len(all))]
 }
 
 func verifySockets(module dataplane.Module) (lines []verdict, err error) {
@@ -94,15 +127,26 @@ func verifySockets(module dataplane.Module) (lines []verdict, err error) {
 
 // verdict is the verifier's result for an accepted program.
 type verdict struct {
-	Program  string `json:"program"`
-	Verified uint32 `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not report it
+	Program  string         `json:"program"`
+	Verified uint32         `json:"instructionsVerified,omitempty"` // kernels before 5.16 do not report it
+	Lines    []verifiedLine `json:"lines,omitempty"`
+}
+
+// verifiedLine is a source line, and the instructions that the verifier followed on it, on all paths.
+type verifiedLine struct {
+	Verified int    `json:"instructionsVerified"`
+	Source   string `json:"source"`
 }
 
 func (v verdict) String() string {
-	if v.Verified == 0 {
-		return v.Program + ": ok"
+	text := v.Program + ": ok"
+	if v.Verified != 0 {
+		text += fmt.Sprintf(", %d instructions verified of 1000000 that the kernel allows", v.Verified)
 	}
-	return fmt.Sprintf("%s: ok, %d instructions verified of 1000000 that the kernel allows", v.Program, v.Verified)
+	for _, line := range v.Lines {
+		text += fmt.Sprintf("\n%8d  %s", line.Verified, line.Source)
+	}
+	return text
 }
 
 func verdictOn(what string, p *ebpf.Program) (verdict, error) {
@@ -111,7 +155,7 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 		return verdict{}, err
 	}
 	n, _ := info.VerifiedInstructions()
-	return verdict{what, n}, nil
+	return verdict{Program: what, Verified: n}, nil
 }
 
 // defaultModule returns the package as a module with the default config. If required properties have no default, it has

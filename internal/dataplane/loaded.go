@@ -73,6 +73,14 @@ func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 
 // link links another chain of loaded modules, which share their maps.
 func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
+	linker, err := l.linker(spec)
+	if err != nil {
+		return nil, err
+	}
+	return linker.plainChain()
+}
+
+func (l *Loaded) linker(spec chain.Spec) (*linker, error) {
 	members, err := l.members(spec)
 	if err != nil {
 		return nil, err
@@ -82,31 +90,61 @@ func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 		return nil, err
 	}
 	linker.uncounted = l.uncounted
-	return linker.plainChain()
+	return linker, nil
 }
 
 // RelinkWithCode is Relink for tests that interpret the code: it also returns the code passed to the kernel, before the
 // loader's relocations, and keeps the chain's own maps open with l.
 func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instructions, error) {
-	members, err := l.members(spec)
+	linker, err := l.linker(spec)
 	if err != nil {
 		return nil, nil, err
 	}
-	linker, err := newLinker(spec, members)
-	if err != nil {
-		return nil, nil, err
-	}
-	linker.uncounted = l.uncounted
-	c, err := linker.chain()
+	c, code, err := linker.withCode()
 	if err != nil {
 		return nil, nil, err
 	}
 	l.relinked = append(l.relinked, c)
-	if len(c.progs) != 1 {
-		return nil, nil, fmt.Errorf("the chain has %d programs, but only one can be interpreted", len(c.progs))
+	return c.entry(), code, nil
+}
+
+// VerifierLog loads the chain again, and returns the verifier's log of all instructions: tens of megabytes for a large
+// module.
+func (l *Loaded) VerifierLog() (string, error) {
+	linker, err := l.linker(l.chain.spec)
+	if err != nil {
+		return "", err
 	}
-	code, err := linker.link(0, len(members), nil, 0)
-	return c.entry(), code, err
+	c, code, err := linker.withCode()
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	prog, err := ebpf.NewProgramWithOptions(linker.programSpec(code, programName(l.chain.spec)),
+		ebpf.ProgramOptions{LogLevel: ebpf.LogLevelInstruction, LogSizeStart: 32 << 20})
+	if err != nil {
+		return "", err
+	}
+	defer prog.Close()
+	return prog.VerifierLog, nil
+}
+
+// withCode also returns the chain's code. The caller closes the chain.
+func (l *linker) withCode() (*linkedChain, asm.Instructions, error) {
+	c, err := l.chain()
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(c.progs) != 1 {
+		c.Close()
+		return nil, nil, fmt.Errorf("the chain has %d programs instead of one", len(c.progs))
+	}
+	code, err := l.link(0, len(l.members), nil, 0)
+	if err != nil {
+		c.Close()
+		return nil, nil, err
+	}
+	return c, code, nil
 }
 
 // Counts returns the verdict counts of each module in chain order.
