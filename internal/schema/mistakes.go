@@ -27,9 +27,6 @@ const missing = "missing "
 // Validate checks a value as encoding/json decodes it into an any. The error joins a *apierrors.Invalid for each
 // mistake, sorted by field.
 func (s *Schema) Validate(v any) error {
-	if fits(s.compiled, v, 0) {
-		return nil
-	}
 	err := s.compiled.Validate(v)
 	var invalid *jsonschema.ValidationError
 	switch {
