@@ -153,7 +153,7 @@ LONG := ./test/e2e ./internal/agent ./modules/proxy ./integrations/oakestra ./in
 # The browser and container runtimes have targets of their own, which also install them: here their tests ran or were skipped by what a
 # machine happens to have.
 ELSEWHERE := ./test/ui ./integrations/containers
-TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted by lint; without symbols, linked in half the time
+TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 25m -parallel 4 # vetted by lint; without symbols, linked in half the time
 
 # What needs root, idle CPUs or more than a minute; also packages of which no test runs without root, as each takes half a second to
 # link, and internal/lab/gobuild, which compiles the runtime of Go where the build cache is new. `make unit` runs everything else.
@@ -300,7 +300,7 @@ kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: 
 
 test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server; or KUBE=VERSION
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
-	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node ./bench/kube
+	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 25m ./integrations/kubernetes/api ./integrations/kubernetes/node ./bench/kube
 
 # What the test cluster runs, besides etcd and the API server.
 KUBE_BIN := out/cluster/bin
