@@ -19,7 +19,8 @@ type Resource struct{ Kind, Name string }
 // Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and makes
 // no calls while it holds its lock.
 type Recorder struct {
-	// OnTransition is called when a condition has become False, or is no longer False; may be nil.
+	// OnTransition is called when a condition has become False, or False for another reason, or is no longer False; may
+	// be nil.
 	OnTransition func(of Resource, now v1.Condition)
 
 	mu      sync.Mutex
@@ -71,13 +72,13 @@ func alike(a, b v1.Condition) bool {
 // report reports new problems, and those that are resolved.
 func (r *Recorder) report(of Resource, before, now []v1.Condition) {
 	for _, c := range now {
-		was := "" // unknown
+		var was v1.Condition // unknown
 		for _, b := range before {
 			if b.Type == c.Type {
-				was = b.Status
+				was = b
 			}
 		}
-		if c.Status != was && (c.Status == "False" || was == "False") {
+		if !alike(was, c) && (c.Status == "False" || was.Status == "False") {
 			r.OnTransition(of, c)
 		}
 	}

@@ -68,6 +68,25 @@ func TestTransitionTimes(t *testing.T) {
 	})
 }
 
+// A problem is reported when it begins, when its reason changes, and when it ends.
+func TestTransitionsAreReported(t *testing.T) {
+	r := status.NewRecorder()
+	var reported []string
+	r.OnTransition = func(of status.Resource, c v1.Condition) {
+		reported = append(reported, of.Name+" "+c.Status+" "+c.Reason)
+	}
+	steps := conditions{ready("True", "Found"), ready("True", "Other"), ready("False", "NoInterface"),
+		ready("False", "NoInterface"), ready("False", "NotFound"), ready("True", "Found"), ready("Unknown", "Starting")}
+	for _, c := range steps {
+		r.Record(web, 1, conditions{c})
+	}
+	r.Record(db, 1, conditions{ready("False", "NotFound")})
+	want := []string{"web False NoInterface", "web False NotFound", "web True Found", "db False NotFound"}
+	if diff := cmp.Diff(want, reported); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // What is marked is evaluated, once however often it was marked before.
 func TestRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
