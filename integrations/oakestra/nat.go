@@ -17,6 +17,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // newTable returns the nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). Its content
@@ -178,7 +180,7 @@ func concat(parts ...[]expr.Any) (all []expr.Any) {
 // deleteFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would
 // stay with a removed service, or would never reach a new one.
 func (n *network) deleteFlows(s service) error {
-	local, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	local, err := netdump.Complete(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("addresses of the node: %w", err)
 	}
@@ -189,7 +191,9 @@ func (n *network) deleteFlows(s service) error {
 	four, six := n.addresses(s.Number)
 	f.to = map[netip.Addr]bool{four.Addr(): true, six.Addr(): true}
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		_, e := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+		_, e := netdump.Complete(func() (uint, error) {
+			return netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+		})
 		err = errors.Join(err, e)
 	}
 	return err
