@@ -24,9 +24,9 @@ import (
 // newTable returns the nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). Its content
 // follows from the services alone, so that it is always replaced as a whole, in one transaction of the kernel:
 //
-// chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
-// chain own     hook output       the same for the node itself, except by its loopback addresses
-// chain out     hook postrouting  from the subnet: masquerade what leaves the bridge or came back to it by a port
+//	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
+//	chain own     hook output       the same for the node itself, except by its loopback addresses
+//	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge or came back to it by a port
 //
 // Translated connections stay unchanged while the table changes.
 func newTable(group uint32) *nftables.Table {
