@@ -109,7 +109,8 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 		},
 	})
 	f.add(c)
-	c.Flags().UintVar(&lines, "lines", 0, "also print this many source lines, those with most verified instructions")
+	c.Flags().UintVar(&lines, "lines", 0, "also print this many source lines, those with most verified instructions; "+
+		"not of programs on sockets")
 	return c
 }
 

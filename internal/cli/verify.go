@@ -100,7 +100,7 @@ func verifiedLines(log string, most int) []verifiedLine {
 	}
 	var all []verifiedLine
 	for line, n := range counts {
-		all = append(all, verifiedLine{n, line})
+		all = append(all, verifiedLine{n, cmp.Or(line, "(no source line)")})
 	}
 	slices.SortFunc(all, func(a, b verifiedLine) int {
 		return cmp.Or(cmp.Compare(b.Verified, a.Verified), strings.Compare(a.Source, b.Source))
