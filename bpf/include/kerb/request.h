@@ -231,7 +231,7 @@ static __always_inline int kerb_request_read(struct kerb_request *r, struct kerb
 }
 
 /* Detached: the comparisons would bound pkt->l4 differently for each length of the header, and
- * Linux 7 would walk all following code once for each. */
+ * Linux 7.3 would walk all following code once for each. */
 static __always_inline int kerb_ip4_checksum_right(const struct kerb_pkt *pkt,
 						   const struct iphdr *ip)
 {

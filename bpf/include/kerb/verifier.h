@@ -15,7 +15,7 @@
  *    != gives no bound, and up to 6.12, where a u16 loses its bound on the stack
  *  - kerb_bound: up to 6.1, where a bound applies only to the register compared or masked
  *  - kerb_detach: all, as a comparison also bounds the registers that a number was computed
- *    from; most of all from 7.0, which keeps more of these relations
+ *    from; most of all on 7.3, which keeps more of these relations
  *  - kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget, kerb_mix: all, most useful up to
  *    6.1
  *  - kerb_key32, kerb_overwritten: all, as the stack is compared in slots of 8 bytes, and a write
