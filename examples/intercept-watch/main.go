@@ -3,7 +3,7 @@
 // Command intercept-watch receives a class of the module intercept, and prints every second the number of packets and
 // their delays.
 //
-// go run ./examples/intercept-watch -module intercept -class ctrl
+//	go run ./examples/intercept-watch -module intercept -class ctrl
 package main
 
 import (

@@ -20,9 +20,9 @@ import (
 
 // A virtual machine (unikernel, crosvm) has a named network namespace, in which NodeEngine starts its hypervisor:
 //
-// oakestra0   the veth to the bridge of the node, with the addresses of the service
-// virbr0      192.168.1.1/30, fd6b:6572:62::1/126
-// tap0        the port of virbr0 that the hypervisor opens; the machine has 192.168.1.2 and fd6b:6572:62::2
+//	oakestra0   the veth to the bridge of the node, with the addresses of the service
+//	virbr0      192.168.1.1/30, fd6b:6572:62::1/126
+//	tap0        the port of virbr0 that the hypervisor opens; the machine has 192.168.1.2 and fd6b:6572:62::2
 //
 // The namespace is a router: it translates the addresses of the service to those of the machine, and back.
 const (

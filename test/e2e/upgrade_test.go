@@ -42,7 +42,7 @@ func upgrades(t *testing.T) int {
 // and every packet is counted once. The full test takes a quarter of an hour and most of two CPUs at real-time
 // priority:
 //
-// KERB_UPGRADES=200 go test -count=1 -timeout 60m -run TestUpgradeUnderLoad -v ./test/e2e
+//	KERB_UPGRADES=200 go test -count=1 -timeout 60m -run TestUpgradeUnderLoad -v ./test/e2e
 func TestUpgradeUnderLoad(t *testing.T) {
 	u := newUpgrading(newRunningNode(t))
 	count, begin := upgrades(t), time.Now()
