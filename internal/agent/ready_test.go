@@ -3,7 +3,9 @@
 package agent
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -81,5 +83,27 @@ func (n *node) awaitAPI(t *testing.T) {
 		if time.Now().After(end) {
 			t.Fatal(err)
 		}
+	}
+}
+
+// Before the first reconciliation, which chains run is not known: traces and explanations wait for it.
+func TestPacketsAreExplainedOnceChainsAreKnown(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", "counter", "*", nil))
+	packet := v1.ExplainRequest{Service: "web", Packet: fmt.Sprintf("udp %s:4000 > %s:9", n.db.Addr4(), n.web.Addr4())}
+	n.stop()
+	n.opened = func(a *Agent) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := a.Explain(ctx, packet); !errors.Is(err, context.Canceled) {
+			t.Errorf("explain: %v", err)
+		}
+		if err := a.Trace(ctx, v1.TraceRequest{Service: "web"}, nil); !errors.Is(err, context.Canceled) {
+			t.Errorf("trace: %v", err)
+		}
+	}
+	n.start(t)
+	if out, err := n.Explain(t.Context(), packet); err != nil || out.Verdict != "pass" {
+		t.Errorf("%+v, %v", out, err)
 	}
 }

@@ -47,6 +47,9 @@ func (t *Tracer) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trac
 }
 
 func (t *Tracer) start(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*trace.Session, error) {
+	if err := t.started(ctx); err != nil {
+		return nil, err
+	}
 	if err := t.await(ctx); err != nil {
 		return nil, err
 	}
@@ -82,6 +85,16 @@ func (t *Tracer) start(ctx context.Context, r v1.TraceRequest, f dataplane.Trace
 	}
 	t.Sessions = append(t.Sessions, session)
 	return session, nil
+}
+
+// started waits for the first reconciliation: before, it is not known which chains run.
+func (t *Tracer) started(ctx context.Context) error {
+	select {
+	case <-t.Reconciled():
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 const (
@@ -142,6 +155,9 @@ func (t *Tracer) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Expla
 		return out, &apierrors.Conflict{Reason: "another packet is being explained; one is at a time: try again"}
 	}
 	defer t.explaining.Unlock()
+	if err := t.started(ctx); err != nil {
+		return out, err
+	}
 	t.Exclusive.Lock()
 	_, exists := resource.Service.Get(t.Now.Desired, r.Service)
 	_, modules := t.Now.Running()
