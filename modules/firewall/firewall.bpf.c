@@ -4,7 +4,7 @@
 
 /* The firewall: packets of known connections pass, the first matching rule decides on all others,
  * otherwise the default policy of the direction. control.go fills the maps, compile.go builds the
- * search tree, model.go is the same in Go. */
+ * search tree, model_test.go is the same in Go. */
 #define KERB_FIXED_LAYOUT /* shipped with the linker; relocations take 8 bytes of stack */
 #include <kerb/module.h>
 #include <kerb/scratch.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable
  * requests get a piggybacked response, non-confirmable ones a response with the complement of their
- * message ID, which is unique for as long as theirs. Everything else passes to the server. model.go
- * is the same in Go. */
+ * message ID, which is unique for as long as theirs. Everything else passes to the server.
+ * model_test.go is the same in Go. */
 #ifndef RSP_COAP_H
 #define RSP_COAP_H
 

@@ -7,7 +7,7 @@
 
 #include "../../respond.h"
 
-#define COAP_MAX_REQUEST 256 /* also in model.go, as the next two */
+#define COAP_MAX_REQUEST 256 /* also in message.go and path.go, as the next two */
 #define COAP_MAX_OPTIONS 16
 #define COAP_MAX_PATH	 64
 #define COAP_AT		 0x1ff /* mask of offsets, a bound for the verifier */

@@ -9,7 +9,7 @@
 
 #include "message.h"
 
-#define COAP_MAX_VALUE 1024 /* also in model.go */
+#define COAP_MAX_VALUE 1024 /* also in message.go */
 
 struct coap_version {
 	__u32 active;	/* 0: no value yet */
