@@ -112,7 +112,7 @@ func (n *Node) Log() string {
 	return string(text)
 }
 
-// Start runs an agent and returns when it responds.
+// Start runs an agent and returns when it responds and knows which chains run: after its first reconciliation.
 func (n *Node) Start(flags ...string) error {
 	log, err := os.OpenFile(n.LogFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -134,8 +134,11 @@ func (n *Node) Start(flags ...string) error {
 
 func (n *Node) await() error {
 	for deadline := time.Now().Add(patience); ; {
-		err := n.Call(http.MethodGet, "/v1/status", nil, nil)
-		if err == nil {
+		var st v1.NodeStatus
+		err := n.Get("/v1/status", &st)
+		if err == nil && !slices.ContainsFunc(st.Conditions, func(c v1.Condition) bool {
+			return c.Type == "Reconciled" && c.Reason == "Starting"
+		}) {
 			return nil
 		}
 		select {
@@ -144,7 +147,7 @@ func (n *Node) await() error {
 		case <-time.After(5 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the agent does not answer: %w; it said: %s", err, n.Log())
+			return fmt.Errorf("the agent is not ready (%w); it said: %s", cmp.Or(err, errors.New("starting")), n.Log())
 		}
 	}
 }

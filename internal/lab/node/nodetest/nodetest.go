@@ -123,7 +123,7 @@ func (n *Node) Configure(text string) {
 	n.need(n.Node.Configure(text))
 }
 
-// Start runs an agent and returns when it responds.
+// Start runs an agent and returns when it responds and knows which chains run.
 func (n *Node) Start(flags ...string) {
 	n.T.Helper()
 	n.need(n.Node.Start(flags...))
