@@ -34,7 +34,11 @@ func frame(from, to netip.AddrPort, payload []byte) []byte {
 	udp = binary.BigEndian.AppendUint16(udp, to.Port())
 	udp = binary.BigEndian.AppendUint16(udp, uint16(8+len(payload)))
 	udp = append(append(udp, 0, 0), payload...)
-	binary.BigEndian.PutUint16(udp[6:], ^uint16(pseudo(from.Addr(), to.Addr(), udp)))
+	check := ^uint16(pseudo(from.Addr(), to.Addr(), udp))
+	if check == 0 { // would mean that there is none (RFC 768)
+		check = 0xffff
+	}
+	binary.BigEndian.PutUint16(udp[6:], check)
 	out := []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2}
 	if from.Addr().Is4() {
 		ip := make([]byte, 20)
@@ -71,7 +75,8 @@ func unframe(b []byte) (from, to netip.AddrPort, payload []byte, err error) {
 	t, _ := netip.AddrFromSlice(dst)
 	from = netip.AddrPortFrom(f, binary.BigEndian.Uint16(udp))
 	to = netip.AddrPortFrom(t, binary.BigEndian.Uint16(udp[2:]))
-	if int(binary.BigEndian.Uint16(udp[4:])) != len(udp) || pseudo(f, t, udp) != 0xffff {
+	if int(binary.BigEndian.Uint16(udp[4:])) != len(udp) || binary.BigEndian.Uint16(udp[6:]) == 0 ||
+		pseudo(f, t, udp) != 0xffff {
 		err = errChecksum
 	}
 	return from, to, udp[8:], err

@@ -3,7 +3,9 @@
 package coap
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 )
 
@@ -137,10 +139,8 @@ func (g *generator) etag() []byte {
 	if g.IntN(3) == 0 {
 		return g.bytes(g.IntN(9))
 	}
-	for _, r := range g.model.Resources { // in random order
-		if r.now != nil {
-			return r.now.ETag[:]
-		}
+	if r := g.model.Resources[pick(g, slices.Sorted(maps.Keys(g.model.Resources))...)]; r.now != nil {
+		return r.now.ETag[:]
 	}
 	return nil
 }

@@ -223,6 +223,42 @@ func TestCases(t *testing.T) {
 
 var client = netip.MustParseAddrPort("192.0.2.1:40000")
 
+// A checksum of zero means that there is none, and is sent as all ones instead, in requests and replies (RFC 768). Over
+// IPv6 it is not allowed.
+func TestChecksumOfAllOnes(t *testing.T) {
+	config := casesConfig()
+	config["duplicates"] = false
+	for _, hook := range hooks {
+		d := load(t, hook, config)
+		for _, client := range []string{"192.0.2.1:1000", "[2001:db8::1]:1000"} {
+			from := netip.MustParseAddrPort(client)
+			requests, replies := 0, 0
+			for id := range 1 << 16 {
+				datagram := (&Message{ID: uint16(id), Code: GET, Options: path("plain")}).Bytes()
+				want, _ := d.model.Decide(from, serverOf(from), datagram, 0)
+				asked, answered := allOnes(from, serverOf(from), datagram), allOnes(serverOf(from), from, want)
+				if !asked && !answered {
+					continue
+				}
+				if got, verdict := d.send(t, from, serverOf(from), datagram); verdict != Reply || !bytes.Equal(got, want) {
+					t.Errorf("%s, %s, %x: %v %x, want %x", hook.name, client, datagram, verdict, got, want)
+				}
+				requests += map[bool]int{true: 1}[asked]
+				replies += map[bool]int{true: 1}[answered]
+			}
+			if requests != 1 || replies != 1 {
+				t.Errorf("%s: %d requests and %d replies, want one of each", client, requests, replies)
+			}
+		}
+	}
+}
+
+// allOnes reports whether a datagram's checksum is 0xffff.
+func allOnes(from, to netip.AddrPort, payload []byte) bool {
+	f := frame(from, to, payload)
+	return bytes.Equal(f[len(f)-len(payload)-2:len(f)-len(payload)], []byte{0xff, 0xff})
+}
+
 // A duplicate of a confirmable request gets the same answer, byte by byte, also after the value has changed; a
 // duplicate of a non-confirmable one gets none. An equal id alone is not a duplicate.
 func TestDuplicates(t *testing.T) {
