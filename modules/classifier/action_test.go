@@ -516,7 +516,7 @@ func TestNoModel(t *testing.T) {
 		k.suspect(7, 100)
 		if k.run(disFrame(7, 0)) != passed || k.count(countNoModel) != 2 || k.count(countEvaluated) != 0 ||
 			len(k.events()) != 0 {
-			t.Error("something is judged without a model")
+			t.Error("something is evaluated without a model")
 		}
 	})
 }

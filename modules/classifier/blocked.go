@@ -63,7 +63,7 @@ func (w *running) unblock(meant func(source, *block) bool) (n int, err error) {
 			n++
 			atomic.AddUint32(&w.fuse.Blocked, ^uint32(0))
 			w.mu.Lock()
-			w.judge.free(key)
+			w.evaluator.free(key)
 			w.mu.Unlock()
 		}
 	}

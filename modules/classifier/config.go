@@ -187,7 +187,7 @@ func (c *config) tunables() map[string]any {
 	}
 }
 
-// lapse is how often windows are looked for whose sources send no more: how late they may be judged.
+// lapse is how often windows are looked for whose sources send no more: how late they may be evaluated.
 func (c *config) lapse() int64 {
 	if c.Evaluate.When != "window" {
 		return 0

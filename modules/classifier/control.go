@@ -84,8 +84,8 @@ func (c *config) Fill(maps sdk.Maps) error {
 func (c *config) Open(live sdk.Live) (sdk.Running, error) { return newPlane(c, live) }
 
 const (
-	sweepEvery = time.Second
-	judgeEvery = 50 * time.Millisecond // in user mode: how late a verdict may be
+	sweepEvery    = time.Second
+	evaluateEvery = 50 * time.Millisecond // in user mode: how late a verdict may be
 )
 
 // Run implements sdk.Runner.
@@ -97,10 +97,10 @@ func (w *running) Run(ctx context.Context) {
 	w.note("allow-list", w.freeAllowed())
 	sweep := time.NewTicker(sweepEvery)
 	defer sweep.Stop()
-	judge := time.NewTicker(judgeEvery)
-	defer judge.Stop()
+	evaluate := time.NewTicker(evaluateEvery)
+	defer evaluate.Stop()
 	if !w.config.inUser() {
-		judge.Stop()
+		evaluate.Stop()
 	}
 	for {
 		select {
@@ -108,7 +108,7 @@ func (w *running) Run(ctx context.Context) {
 			return
 		case <-sweep.C:
 			w.note("blocked sources", w.sweep())
-		case <-judge.C:
+		case <-evaluate.C:
 			w.note("windows", w.evaluateAll())
 		}
 	}

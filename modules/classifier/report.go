@@ -10,10 +10,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// counts are those of the data plane, and in user mode of the judge.
+// counts are those of the data plane, and in user mode of the evaluator.
 func (w *running) counts() (sum [counts]uint64, err error) {
 	w.mu.Lock()
-	sum = w.judge.counts
+	sum = w.evaluator.counts
 	w.mu.Unlock()
 	for i := range countNames {
 		n, err := sdk.Sum[uint64](w.live.Maps, mapCounts, uint32(i))
@@ -75,11 +75,11 @@ func (w *running) sources(limit int) ([]SourceReport, error) {
 	return out, err
 }
 
-// inUserMode adds what only the judge knows.
+// inUserMode adds what only the evaluator knows.
 func (w *running) inUserMode(s source, to *SourceReport) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	v := w.judge.sources[s]
+	v := w.evaluator.sources[s]
 	if v == nil {
 		return
 	}

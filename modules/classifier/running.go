@@ -28,13 +28,13 @@ type running struct {
 	stream sdk.Stream[*Verdict]
 	words  vocabulary
 
-	mu       sync.Mutex
-	loaded   [len(roles)]*loaded
-	refused  [len(roles)]error // why the model that the config names does not run
-	fresh    map[string]bool   // names received since the last Reset; nil outside a full update
-	synced   bool              // a full update has been received
-	judge    judge
-	troubles map[string]error // of background work
+	mu        sync.Mutex
+	loaded    [len(roles)]*loaded
+	refused   [len(roles)]error // why the model that the config names does not run
+	fresh     map[string]bool   // names received since the last Reset; nil outside a full update
+	synced    bool              // a full update has been received
+	evaluator evaluator
+	troubles  map[string]error // of background work
 }
 
 // loaded is a model that runs. Of one that the data plane runs the numbers are not kept.
@@ -68,7 +68,7 @@ func newPlane(c *config, live sdk.Live) (*running, error) {
 		return nil, err
 	}
 	return &running{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared,
-		troubles: map[string]error{}, judge: newJudge()}, nil
+		troubles: map[string]error{}, evaluator: newEvaluator()}, nil
 }
 
 // wants is the name of the model that the config gives a role, empty for none.

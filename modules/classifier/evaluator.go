@@ -16,31 +16,31 @@ import (
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
-// judge is what user mode knows alongside the data plane: the same as action.h keeps in records.
-type judge struct {
-	sources map[source]*verdict
+// evaluator is what user mode knows alongside the data plane: the same as action.h keeps in records.
+type evaluator struct {
+	sources map[source]*sourceState
 	counts  [counts]uint64
 
-	number                uint64 // of the window that what follows is of; as struct cls_fuse has it
-	judged, sourcesBefore uint32
-	held                  uint32 // blocked when it began
+	number                   uint64 // of the window that what follows is of; as struct cls_fuse has it
+	evaluated, sourcesBefore uint32
+	held                     uint32 // blocked when it began
 
 	keys   []source // buffers
 	values []window
 }
 
-// verdict is what the last evaluations said of a source.
-type verdict struct {
+// sourceState is what the last evaluations said of a source.
+type sourceState struct {
 	hits       uint32
 	suspicious bool
 	decision   model.Decision
-	window     uint64 // in which it was judged last, plus 1
+	window     uint64 // in which it was evaluated last, plus 1
 }
 
-func newJudge() judge { return judge{sources: map[source]*verdict{}} }
+func newEvaluator() evaluator { return evaluator{sources: map[source]*sourceState{}} }
 
-// free forgets what was said of a source, so that it is judged again.
-func (j *judge) free(s source) { delete(j.sources, s) }
+// free forgets what was said of a source, so that it is evaluated again.
+func (e *evaluator) free(s source) { delete(e.sources, s) }
 
 // infer runs a model on the values of a window. Of one that is too large for the data plane's integers that is in
 // floating point.
@@ -68,7 +68,7 @@ func (l *loaded) against(c *config, d model.Decision, suspicious bool) bool {
 	return l.harmless>>(d.Class&63)&1 == 0 && d.Score >= c.raise()
 }
 
-// evaluateAll judges the windows that wait.
+// evaluateAll evaluates the windows that wait.
 func (w *running) evaluateAll() error {
 	m, err := w.live.Maps.Get(mapWindows)
 	if err != nil {
@@ -76,15 +76,15 @@ func (w *running) evaluateAll() error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	j := &w.judge
-	if j.keys == nil {
-		j.keys, j.values = make([]source, windowBatch), make([]window, windowBatch)
+	e := &w.evaluator
+	if e.keys == nil {
+		e.keys, e.values = make([]source, windowBatch), make([]window, windowBatch)
 	}
 	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := m.BatchLookupAndDelete(&cursor, j.keys, j.values, nil)
+		n, err := m.BatchLookupAndDelete(&cursor, e.keys, e.values, nil)
 		for i := range n {
-			if err := w.evaluateSource(j.keys[i], &j.values[i]); err != nil {
+			if err := w.evaluateSource(e.keys[i], &e.values[i]); err != nil {
 				return err
 			}
 		}
@@ -101,20 +101,20 @@ const windowBatch = 256
 
 // evaluateSource evaluates a source by its window.
 func (w *running) evaluateSource(s source, win *window) error {
-	j, l := &w.judge, w.loaded[model.Live]
+	e, l := &w.evaluator, w.loaded[model.Live]
 	if l == nil {
-		j.counts[countNoModel]++
+		e.counts[countNoModel]++
 		return nil
 	}
-	j.counts[countEvaluated]++
+	e.counts[countEvaluated]++
 	d := l.infer(&win.Values)
-	v := w.verdictOf(s)
+	v := w.stateOf(s)
 	if err := w.enter(s, v, win.Time/w.config.epoch()); err != nil {
 		return err
 	}
 	against := l.against(w.config, d, v.suspicious)
 	if against {
-		j.counts[countPositive]++
+		e.counts[countPositive]++
 	}
 	w.compare(&win.Values, d, against)
 	return w.conclude(s, v, win, d, against)
@@ -128,49 +128,49 @@ func (c *config) epoch() uint64 {
 	return uint64(c.Window)
 }
 
-// verdictOf makes room for a source that is new: at most as many are known as in the data plane.
-func (w *running) verdictOf(s source) *verdict {
-	v := w.judge.sources[s]
+// stateOf makes room for a source that is new: at most as many are known as in the data plane.
+func (w *running) stateOf(s source) *sourceState {
+	v := w.evaluator.sources[s]
 	if v != nil {
 		return v
 	}
-	if len(w.judge.sources) >= int(w.config.Sources) {
-		for other, of := range w.judge.sources { // any that nothing is held against
+	if len(w.evaluator.sources) >= int(w.config.Sources) {
+		for other, of := range w.evaluator.sources { // any that nothing is held against
 			if !of.suspicious {
-				delete(w.judge.sources, other)
+				delete(w.evaluator.sources, other)
 				break
 			}
 		}
 	}
-	v = &verdict{}
-	w.judge.sources[s] = v
+	v = &sourceState{}
+	w.evaluator.sources[s] = v
 	return v
 }
 
 // enter counts the sources of a window: those that were blocked when it began are counted already.
-func (w *running) enter(s source, v *verdict, number uint64) error {
-	j := &w.judge
-	if number > j.number {
-		j.sourcesBefore = 0
-		if number == j.number+1 {
-			j.sourcesBefore = w.sourcesOfWindow()
+func (w *running) enter(s source, v *sourceState, number uint64) error {
+	e := &w.evaluator
+	if number > e.number {
+		e.sourcesBefore = 0
+		if number == e.number+1 {
+			e.sourcesBefore = w.sourcesOfWindow()
 		}
-		j.number, j.judged, j.held = number, 0, atomic.LoadUint32(&w.fuse.Blocked)
+		e.number, e.evaluated, e.held = number, 0, atomic.LoadUint32(&w.fuse.Blocked)
 	}
-	if v.window == j.number+1 {
+	if v.window == e.number+1 {
 		return nil
 	}
-	v.window = j.number + 1
+	v.window = e.number + 1
 	held, err := w.isHeld(s)
 	if !held {
-		j.judged++
+		e.evaluated++
 	}
 	return err
 }
 
 // isHeld is cls_source_is_held: it reports whether a source was blocked before the window began.
 func (w *running) isHeld(s source) (bool, error) {
-	if w.judge.held == 0 {
+	if w.evaluator.held == 0 {
 		return false, nil
 	}
 	m, err := w.live.Maps.Get(mapBlocks)
@@ -178,36 +178,36 @@ func (w *running) isHeld(s source) (bool, error) {
 		return false, err
 	}
 	var b block
-	return m.Lookup(s, &b) == nil && b.Since/w.config.epoch() < w.judge.number, nil
+	return m.Lookup(s, &b) == nil && b.Since/w.config.epoch() < w.evaluator.number, nil
 }
 
 // sourcesOfWindow is cls_source_count.
-func (w *running) sourcesOfWindow() uint32 { return w.judge.judged + w.judge.held }
+func (w *running) sourcesOfWindow() uint32 { return w.evaluator.evaluated + w.evaluator.held }
 
 // compare asks the shadow model.
 func (w *running) compare(values *[valuesMax]int32, live model.Decision, against bool) {
-	l, j := w.loaded[model.Shadow], &w.judge
+	l, e := w.loaded[model.Shadow], &w.evaluator
 	if l == nil {
 		return
 	}
 	d := l.infer(values)
 	switch other := l.against(w.config, d, false); {
 	case !against && !other:
-		j.counts[countBothHarmless]++
+		e.counts[countBothHarmless]++
 	case against && other:
-		j.counts[countBothPositive]++
+		e.counts[countBothPositive]++
 	case against:
-		j.counts[countOnlyLive]++
+		e.counts[countOnlyLive]++
 	default:
-		j.counts[countOnlyShadow]++
+		e.counts[countOnlyShadow]++
 	}
 	if d.Class == live.Class {
-		j.counts[countSameClass]++
+		e.counts[countSameClass]++
 	}
 }
 
 // conclude is cls_verdict_update: hysteresis, then what follows from it.
-func (w *running) conclude(s source, v *verdict, win *window, d model.Decision, against bool) error {
+func (w *running) conclude(s source, v *sourceState, win *window, d model.Decision, against bool) error {
 	c, was := w.config, v.suspicious
 	v.hits <<= 1
 	if against {
@@ -293,7 +293,7 @@ func (w *running) fuseReason() uint32 {
 	if f.SourceShare >= 100 || n <= f.Least {
 		return 0
 	}
-	if n*100 > max(w.sourcesOfWindow(), w.judge.sourcesBefore)*uint32(f.SourceShare) {
+	if n*100 > max(w.sourcesOfWindow(), w.evaluator.sourcesBefore)*uint32(f.SourceShare) {
 		return causeShare
 	}
 	return 0

@@ -49,7 +49,7 @@ func newEvaluated(t *testing.T, changes ...string) *testControl {
 
 // In user mode a source is blocked after two windows of three, and remains blocked while it continues. After three
 // quiet windows it is cleared; its block lasts until it expires.
-func TestJudge(t *testing.T) {
+func TestUserMode(t *testing.T) {
 	p := newEvaluated(t)
 	l := p.stream.Open()
 	for n, step := range []struct {
@@ -80,7 +80,7 @@ func TestJudge(t *testing.T) {
 }
 
 // A source on the allow-list is evaluated and reported, but not blocked.
-func TestJudgeAllows(t *testing.T) {
+func TestUserModeAllows(t *testing.T) {
 	p := newEvaluated(t)
 	l := p.stream.Open()
 	for n := range uint64(3) {
@@ -94,7 +94,7 @@ func TestJudgeAllows(t *testing.T) {
 
 // A model that classifies most sources, or too many, as attackers trips the fuse; nothing more is blocked until it is
 // reset.
-func TestJudgeBlowsTheFuse(t *testing.T) {
+func TestUserModeBlowsTheFuse(t *testing.T) {
 	for cause, limits := range map[string]string{"sourceShare": `"sources": 64, "sourceShare": 30`,
 		"sources": `"sources": 4, "sourceShare": 60`} {
 		t.Run(cause, func(t *testing.T) {
@@ -127,8 +127,8 @@ func TestJudgeBlowsTheFuse(t *testing.T) {
 	}
 }
 
-// The number of stored verdicts is limited to the data plane's number of sources.
-func TestJudgeForgets(t *testing.T) {
+// The number of stored states is limited to the data plane's number of sources.
+func TestUserModeForgets(t *testing.T) {
 	p := newTestControl(t, strings.Replace(inUser, "{", `{"sources": 64, `, 1))
 	p.all(modelOf("m", document(1, "dis", 2)))
 	for n := range 200 {
@@ -136,7 +136,7 @@ func TestJudgeForgets(t *testing.T) {
 		s.Pan = uint16(n)
 		p.see(s, 1, 0, 0)
 	}
-	if n := len(p.judge.sources); n != 64 {
+	if n := len(p.evaluator.sources); n != 64 {
 		t.Errorf("%d are known", n)
 	}
 }
@@ -176,7 +176,7 @@ func largeForest() string {
 }
 
 // A model that is too large for the data plane runs in the control plane.
-func TestJudgeLargeModel(t *testing.T) {
+func TestUserModeLargeModel(t *testing.T) {
 	large := largeForest()
 	p := newTestControl(t, `{"model": "m"}`)
 	if a := p.all(modelOf("m", large)); !strings.Contains(a.Refused["m"], "evaluate.where: user") {
