@@ -69,8 +69,7 @@ var explanations = []struct {
 	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large " +
 		"variables into a per-CPU map"},
 	{regexp.MustCompile(`bpf_timer cannot be used for PREEMPT_RT`), "it uses a BPF timer, which this kernel with PREEMPT_RT " +
-		"does not allow; choose settings of the module that need none (classifier: evaluate.when packet or packets, and " +
-		"evaluate.where other than timer)"},
+		"does not allow; see kerb_preemptible in <kerb/scratch.h>"},
 	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`),
 		"it calls a helper that this kernel or hook does not offer"},
 	{regexp.MustCompile(`cannot call GPL`), "it calls a helper that needs a GPL-compatible licence; see KERB_LICENSE"},

@@ -23,10 +23,16 @@ static __noinline int cls_features_extract(struct kerb_pkt *pkt, __u32 local)
 	return extractor == CLS_RPL ? cls_rpl(pkt, w, z) : cls_flow(pkt, w, z, local);
 }
 
-/* A later packet evaluates pending jobs if it arrives after a pause of a clock tick. */
-static __always_inline int cls_pending_are_due(const struct cls_work *w)
+/* A later packet evaluates pending jobs, and without timers ends windows, if it arrives after a
+ * pause of a clock tick. */
+static __always_inline void cls_pending_evaluate(struct cls_work *w)
 {
-	return deferred == CLS_NEXT_PACKET && w->now != w->before;
+	if (w->now == w->before)
+		return;
+	if (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !CLS_HAS_TIMERS))
+		cls_drain(1);
+	if (lapse_ns && !CLS_HAS_TIMERS)
+		cls_window_expire_some(CLS_PACKET_LAPSES);
 }
 
 static __always_inline int cls_packet_process(struct kerb_pkt *pkt, __u32 local)
@@ -40,15 +46,14 @@ static __always_inline int cls_packet_process(struct kerb_pkt *pkt, __u32 local)
 	if (!kerb_scratch_enter())
 		return KERB_NEXT;
 	cls_count(CLS_COUNT_PACKETS);
-	if (deferred == CLS_TIMER || lapse_ns)
+	if (CLS_HAS_TIMERS && (deferred == CLS_TIMER || lapse_ns))
 		cls_timer_start();
 	w->due = 0;
 	w->half = CLS_NO_HALF;
 	verdict = cls_features_extract(pkt, local);
 	if (w->due)
 		cls_dispatch(w);
-	if (cls_pending_are_due(w))
-		cls_drain(1);
+	cls_pending_evaluate(w);
 	kerb_scratch_leave();
 	return verdict;
 }

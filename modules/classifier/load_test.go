@@ -3,10 +3,8 @@
 package classifier_test
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
 	"testing"
 
@@ -26,7 +24,9 @@ func TestVerifies(t *testing.T) {
 		"flow": {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit),
 			"packet_fuse": true, "fuse_packets": uint8(50)},
 		"timer": {"deferred": uint8(2), "lapse_ns": second}, "user": {"deferred": inUser},
-		"lapse": {"sliding": true, "lapse_ns": second},
+		"lapse":                {"sliding": true, "lapse_ns": second},
+		"timer without timers": with(noTimers, settings{"deferred": uint8(2), "lapse_ns": second}),
+		"lapse without timers": with(noTimers, settings{"sliding": true, "lapse_ns": second}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, hook := range hooks {
@@ -36,17 +36,9 @@ func TestVerifies(t *testing.T) {
 	}
 }
 
-// verifies accepts that a kernel with PREEMPT_RT rejects timers (Linux 6.1 does), if the error explains what to do.
 func verifies(t *testing.T, hook chain.Hook, config settings) {
 	sdktest.NeedRoot(t)
 	l, err := dataplane.Load(sideOf(hook), chain.Ingress, module(t, compile(t, "{}"), config))
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) && strings.Contains(rejected.Log, "PREEMPT_RT") {
-		if !strings.Contains(rejected.Plain, "evaluate.when") || config["lapse_ns"] == nil {
-			t.Error(rejected.Plain)
-		}
-		t.Skip(rejected.Plain)
-	}
 	sdktest.Explain(t, err)
 	defer l.Close()
 	sdktest.CheckVerified(t, l.Program, maxVerified)

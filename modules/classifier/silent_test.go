@@ -4,10 +4,12 @@ package classifier_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf/asm"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -16,6 +18,7 @@ import (
 // A window also ends by the timer: a source that floods and then stops is evaluated once. Empty windows are not
 // evaluated.
 func TestSilentSources(t *testing.T) {
+	needTimers(t)
 	const often = second / 50
 	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "lapse_ns": often}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
@@ -47,6 +50,7 @@ func TestSilentSources(t *testing.T) {
 
 // Thousands of windows that end at the same time are all evaluated once, in short runs of the timer.
 func TestManySilentSources(t *testing.T) {
+	needTimers(t)
 	const sources = 3000
 	config := with(dropping, settings{"action": uint8(doEvent), "lapse_ns": second / 50, "capacity": uint32(1 << 20)})
 	onAHook(t, config, func(t *testing.T, k *kernel) {
@@ -86,6 +90,7 @@ func TestTimerIsBounded(t *testing.T) {
 
 // The same with evaluation in the control plane, and with sliding windows: each window with the flood is evaluated.
 func TestSilentSourcesElsewhere(t *testing.T) {
+	needTimers(t)
 	config := with(dropping, settings{"deferred": inUser, "lapse_ns": second / 50})
 	onAHook(t, config, func(t *testing.T, k *kernel) {
 		var seq byte
@@ -114,6 +119,70 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 				}
 			}
 		})
+}
+
+// noTimers has the data plane do without timers, as on kernels with PREEMPT_RT, which refuse them.
+var noTimers = settings{"kerb_preemptible": true}
+
+// needTimers skips a test on kernels without timers.
+func needTimers(t *testing.T) {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT") {
+		t.Skip("this kernel has PREEMPT_RT, which has no timers")
+	}
+}
+
+// Without timers, packets of other sources end windows, each a few, at most once per clock tick.
+func TestSilentSourcesWithoutTimers(t *testing.T) {
+	const sources, perPacket = 20, 8
+	config := with(dropping, noTimers, settings{"hits_needed": uint8(1), "lapse_ns": second / 50})
+	onHooks(t, config, func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		k.at(100*second + second/2)
+		for n := range uint64(sources) {
+			k.flood(n, &seq, 20)
+		}
+		k.at(101*second + 1)
+		k.stays(countEvaluated, 0)
+		for i := range uint64(4) {
+			k.at(101*second + 1 + i)
+			k.run(disFrame(99, byte(i)))
+			if got, want := k.count(countEvaluated), min(perPacket*(i+1), sources); got != want {
+				t.Fatalf("after packet %d, %d windows are evaluated, want %d", i, got, want)
+			}
+		}
+		for n := range uint64(sources) {
+			if k.block(euiKey(n)) == nil {
+				t.Errorf("source %d is not blocked", n)
+			}
+		}
+		if k.block(euiKey(99)) != nil {
+			t.Error("the source of the packets is blocked")
+		}
+	})
+}
+
+// Without timers, evaluations that are to run on one run on later packets.
+func TestPendingEvaluationsWithoutTimers(t *testing.T) {
+	config := with(dropping, noTimers, settings{"deferred": uint8(2), "hits_needed": uint8(1)})
+	onHooks(t, config, func(t *testing.T, k *kernel) {
+		k.use(0, "rpl", "dis", 10)
+		var seq byte
+		k.at(100 * second)
+		k.flood(7, &seq, 20)
+		k.at(101 * second)
+		k.run(disFrame(7, seq+1)) // ends the window
+		k.at(101*second + 1)
+		k.run(disFrame(8, seq+1))
+		if got := k.count(countEvaluated); got != 1 || k.block(euiKey(7)) == nil {
+			t.Errorf("%d evaluations, want 1; block %+v", got, k.block(euiKey(7)))
+		}
+	})
 }
 
 // until waits for a condition on the maps.

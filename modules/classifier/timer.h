@@ -12,6 +12,11 @@
 /* windows per run, which bounds the time in the timer interrupt */
 #define CLS_LAPSES   64
 
+/* The verifier refuses timers on kernels with PREEMPT_RT (Linux 6.18, and stable releases of older
+ * ones). There, packets of any source do the work, up to so many windows each. */
+#define CLS_HAS_TIMERS	  (!kerb_preemptible)
+#define CLS_PACKET_LAPSES 8
+
 #define CLS_CLOCK_MONOTONIC 1
 
 /* Returns whether the source has sent anything in the window that ends with a slice. */
@@ -55,9 +60,9 @@ __noinline int cls_window_expire_one(void)
 	return !!w->held;
 }
 
-/* Ends up to CLS_LAPSES due windows. Returns 1 if there may be more. Entries that are due later
- * than any window of this config are of another config, which their records show. */
-static __noinline int cls_window_expire_some(void)
+/* Ends up to `most` due windows, CLS_LAPSES at most. Returns 1 if there may be more. Entries that
+ * are due later than any window of this config are of another config, which their records show. */
+static __noinline int cls_window_expire_some(__u32 most)
 {
 	struct cls_work *w = cls_work();
 
@@ -65,7 +70,7 @@ static __noinline int cls_window_expire_some(void)
 		return 0;
 	w->now = cls_clock();
 #pragma clang loop unroll(disable)
-	for (__u32 i = 0; i < CLS_LAPSES; i++) {
+	for (__u32 i = 0; i < CLS_LAPSES && i < most; i++) {
 		if (bpf_map_peek_elem(&lapsing, &w->lapse))
 			return 0;
 		if (w->lapse.due > w->now && w->lapse.due - w->now <= cls_slice_ns())
@@ -88,7 +93,7 @@ static int cls_timer_run(void *map, __u32 *key, struct cls_timer *t)
 		return 0;
 	}
 	w->half = CLS_NO_HALF;
-	if (lapse_ns && cls_window_expire_some())
+	if (lapse_ns && cls_window_expire_some(CLS_LAPSES))
 		wait = CLS_LAPSE_NS;
 	if (deferred == CLS_TIMER) {
 		cls_drain(CLS_DRAIN);

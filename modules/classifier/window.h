@@ -317,7 +317,7 @@ static __always_inline void cls_window_closed(struct cls_work *w, struct cls_rec
 	*(volatile __u64 *)&r->slice = n;
 }
 
-/* Makes the timer end the slice of the record, in case no packet does. */
+/* Makes the timer end the slice of the record, in case no packet of its source does. */
 static __always_inline void cls_timer_arm(struct cls_work *w, struct cls_record *r)
 {
 	__u64 slice = *(volatile __u64 *)&r->slice;

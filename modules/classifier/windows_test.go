@@ -70,6 +70,7 @@ func sameAsCapture(t *testing.T, k *kernel, o *traffic.Options, file string, pac
 
 // kerb model windows gives the same counts for a capture of frames as the data plane.
 func TestWindowsOfFrames(t *testing.T) {
+	needTimers(t)
 	for name, c := range map[string]extract.Config{
 		"contiki-dis.pcap":   {Window: time.Second, Repeat: 250 * time.Millisecond},
 		"contiking-dao.pcap": {Window: 4 * time.Second, Sliding: true, Repeat: 250 * time.Millisecond},
@@ -91,6 +92,7 @@ func TestWindowsOfFrames(t *testing.T) {
 
 // The same for IP packets in both directions, with VLANs, fragments and padding, of which only headers were captured.
 func TestWindowsOfFlows(t *testing.T) {
+	needTimers(t)
 	for name, c := range map[string]extract.Config{
 		"flows": {Window: time.Second}, "peers": {Window: 2 * time.Second, Sliding: true, ByPeer: true},
 	} {

@@ -9,7 +9,8 @@
  *	...
  *	kerb_scratch_leave();
  *
- * On all other kernels the verifier removes this. */
+ * On all other kernels the verifier removes this. Those with PREEMPT_RT refuse BPF timers, too:
+ * code that uses one stands behind !kerb_preemptible. */
 #ifndef KERB_SCRATCH_H
 #define KERB_SCRATCH_H
 
