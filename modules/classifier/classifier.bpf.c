@@ -32,7 +32,7 @@ static __always_inline void cls_pending_evaluate(struct cls_work *w)
 	if (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !CLS_HAS_TIMERS))
 		cls_drain(1);
 	if (lapse_ns && !CLS_HAS_TIMERS)
-		cls_window_expire_some(CLS_PACKET_LAPSES);
+		cls_packet_expire();
 }
 
 static __always_inline int cls_packet_process(struct kerb_pkt *pkt, __u32 local)

@@ -412,7 +412,7 @@ struct {
 /* Started by the first packet of a program; a config map, so that each program has its own. */
 struct cls_timer {
 	struct bpf_timer timer;
-	__u64 started;
+	__u64 started; /* without timers: a packet does the timer's work now */
 };
 
 struct {

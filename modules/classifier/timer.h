@@ -105,6 +105,19 @@ static int cls_timer_run(void *map, __u32 *key, struct cls_timer *t)
 	return 0;
 }
 
+/* Does the timer's work on windows, on one CPU at a time: another one could pop the entry that this
+ * one has found to be due, and this one the next, which is not. */
+static __always_inline void cls_packet_expire(void)
+{
+	__u32 zero = 0;
+	struct cls_timer *t = bpf_map_lookup_elem(&timers, &zero);
+
+	if (!t || !cls_compare_and_swap(&t->started, 0, 1, 0))
+		return;
+	cls_window_expire_some(CLS_PACKET_LAPSES);
+	*(volatile __u64 *)&t->started = 0;
+}
+
 static __always_inline void cls_timer_start(void)
 {
 	__u32 zero = 0;
