@@ -573,6 +573,7 @@ func TestLaterPacket(t *testing.T) {
 }
 
 func TestTimer(t *testing.T) {
+	needTimers(t)
 	onAHook(t, with(dropping, settings{"deferred": uint8(2), "events": uint8(2)}), func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		var seq byte
