@@ -27,7 +27,7 @@ static __noinline int cls_features_extract(struct kerb_pkt *pkt, __u32 local)
  * pause of a clock tick. */
 static __always_inline void cls_pending_evaluate(struct cls_work *w)
 {
-	if (w->now == w->before)
+	if ((deferred != CLS_NEXT_PACKET && CLS_HAS_TIMERS) || w->now == w->before)
 		return;
 	if (deferred == CLS_NEXT_PACKET || (deferred == CLS_TIMER && !CLS_HAS_TIMERS))
 		cls_drain(1);
