@@ -3,6 +3,7 @@
 package classifier_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -11,6 +12,8 @@ import (
 	"github.com/cilium/ebpf/asm"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
@@ -124,15 +127,33 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 // noTimers has the data plane do without timers, as on kernels with PREEMPT_RT, which refuse them.
 var noTimers = settings{"kerb_preemptible": true}
 
-// needTimers skips a test on kernels without timers.
-func needTimers(t *testing.T) {
+// hasTimers reports whether the data plane uses timers on this kernel.
+func hasTimers(t *testing.T) bool {
 	t.Helper()
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT") {
-		t.Skip("this kernel has PREEMPT_RT, which has no timers")
+	return !strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
+}
+
+func needTimers(t *testing.T) {
+	t.Helper()
+	if !hasTimers(t) {
+		t.Skip("on this kernel, which has PREEMPT_RT, the data plane uses no timers")
+	}
+}
+
+// A kernel with PREEMPT_RT refuses timers, which the explanation of the error says.
+func TestTimersAreRefused(t *testing.T) {
+	if hasTimers(t) {
+		t.Skip("this kernel has no PREEMPT_RT")
+	}
+	config := settings{"kerb_preemptible": false, "lapse_ns": second}
+	_, err := dataplane.Load(sideOf(hooks[0]), chain.Ingress, module(t, compile(t, "{}"), config))
+	var rejected *dataplane.RejectedError
+	if !errors.As(err, &rejected) || !strings.Contains(rejected.Plain, "BPF timer") {
+		t.Errorf("%v", err)
 	}
 }
 
