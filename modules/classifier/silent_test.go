@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // A window also ends by the timer: a source that floods and then stops is evaluated once. Empty windows are not
@@ -149,6 +150,7 @@ func TestTimersAreRefused(t *testing.T) {
 	if hasTimers(t) {
 		t.Skip("this kernel has no PREEMPT_RT")
 	}
+	sdktest.NeedRoot(t)
 	config := settings{"kerb_preemptible": false, "lapse_ns": second}
 	_, err := dataplane.Load(sideOf(hooks[0]), chain.Ingress, module(t, compile(t, "{}"), config))
 	var rejected *dataplane.RejectedError
