@@ -98,8 +98,11 @@ func TestPacketsAreExplainedOnceChainsAreKnown(t *testing.T) {
 		if _, err := a.Explain(ctx, packet); !errors.Is(err, context.Canceled) {
 			t.Errorf("explain: %v", err)
 		}
-		if err := a.Trace(ctx, v1.TraceRequest{Service: "web"}, nil); !errors.Is(err, context.Canceled) {
-			t.Errorf("trace: %v", err)
+		for _, last := range []bool{false, true} {
+			err := a.Trace(ctx, v1.TraceRequest{Service: "web", Last: last}, nil)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("trace, last packets %t: %v", last, err)
+			}
 		}
 	}
 	n.start(t)

@@ -35,6 +35,9 @@ func (t *Tracer) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trac
 	if err != nil {
 		return err
 	}
+	if err := t.started(ctx); err != nil {
+		return err
+	}
 	if r.Last {
 		return t.LastPackets(r, filter, show)
 	}
@@ -47,9 +50,6 @@ func (t *Tracer) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trac
 }
 
 func (t *Tracer) start(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*trace.Session, error) {
-	if err := t.started(ctx); err != nil {
-		return nil, err
-	}
 	if err := t.await(ctx); err != nil {
 		return nil, err
 	}
